@@ -1,0 +1,17 @@
+"""Shoal: many reinforcement-learning environments as one."""
+
+from __future__ import annotations
+
+from shoal import errors
+from shoal.batch import Batch
+from shoal.dialects.gymnasium import entry_point, install, uninstall
+from shoal.errors import *  # noqa: F403
+from shoal.make import make
+from shoal.plan import Plan
+from shoal.pool import Pool
+from shoal.stats import PoolStats, WorkerInfo
+
+__all__ = [
+    "Batch", "Plan", "Pool", "PoolStats", "WorkerInfo", "entry_point", "install", "make", "uninstall", *errors.__all__,
+]  # fmt: skip
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""One env in, one stepping protocol out. Nothing here knows about parallelism."""

@@ -1,0 +1,1 @@
+"""Who runs the envs: the caller itself, threads, processes, or the caller beside processes (hybrid)."""

@@ -1,0 +1,133 @@
+"""What every worker is to the pool: a contiguous block of lanes, a bell, and a side channel."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.block import Note, Reply, StepperConfig, Summary
+from shoal.deadline import Deadline
+from shoal.errors import StepTimeout
+from shoal.slab import Slab
+
+__all__ = ["Worker", "split"]
+
+_tickets = itertools.count(1)
+
+
+def split(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut `count` lanes into contiguous blocks whose sizes differ by at most one: (start, stop) for each."""
+    size, rest = divmod(count, parts)
+    starts = [i * size + min(i, rest) for i in range(parts + 1)]
+    return list(itertools.pairwise(starts))
+
+
+class Worker(ABC):
+    """The caller's handle of one worker. Starts in two phases, so that all workers build their envs at once.
+
+    launch() -> built() gives the Summary -> attach(slab) -> attached(); then run until close().
+    """
+
+    isolated = False  # whether the envs live in another process
+
+    def __init__(self, index: int, start: int, stop: int):
+        self.index, self.start, self.stop = index, start, stop
+        self._notes: dict[int, Note] = {}
+        self._replies: dict[int, Reply] = {}
+
+    @property
+    def env_ids(self) -> range:
+        """The envs that it owns."""
+        return range(self.start, self.stop)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None where it lives in the caller's process."""
+        return None
+
+    @property
+    @abstractmethod
+    def state(self) -> str:
+        """"starting", "running", "dead" or "closed"."""
+
+    @property
+    @abstractmethod
+    def bell(self) -> Any:
+        """What the twin rings to wake it."""
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Begin to build the envs; does not wait."""
+
+    @abstractmethod
+    def built(self, deadline: Deadline) -> Summary:
+        """Wait until the envs are built. Raises the env's own error, or WorkerDied."""
+
+    @abstractmethod
+    def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
+        """Give it the slab."""
+
+    @abstractmethod
+    def attached(self, deadline: Deadline) -> None:
+        """Wait until it is ready to step."""
+
+    @abstractmethod
+    def send(self, *message: Any) -> None:
+        """Put a command into the side channel. The lanes' next request, or `wake`, makes the worker read it."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Ring it, for a command that comes without a request."""
+
+    @abstractmethod
+    def receive(self, deadline: Deadline) -> Any:
+        """The next message of its side channel. Raises StepTimeout, or WorkerDied if none will come."""
+
+    def ask_to_close(self) -> None:  # noqa: B027
+        """Tell it that close() will follow, so that all workers leave at the same time."""
+
+    @abstractmethod
+    def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
+        """Ask it to close its envs and leave; force it at the deadline. Errors of envs' close, by env id."""
+
+    def abandon(self) -> None:  # noqa: B027
+        """Let go without waiting: in a forked child, where the worker is not ours."""
+
+    def call(self, command: str, lanes: Sequence[int], *args: Any) -> int:
+        """Send a command that will be replied to; returns the ticket for `reply`."""
+        ticket = next(_tickets)
+        self.send(command, ticket, list(lanes), *args)
+        self.wake()
+        return ticket
+
+    def reply(self, ticket: int, deadline: Deadline) -> list[Any]:
+        """Wait for the values of a command."""
+        while ticket not in self._replies:
+            self._file(self.receive(deadline))
+        return self._replies.pop(ticket).values
+
+    def take_note(self, lane: int, sequence: int, deadline: Deadline) -> Note:
+        """The note of a lane's answer. A note of an older answer that nobody took is dropped."""
+        while True:
+            note = self._notes.get(lane)
+            if note is not None and note.sequence == sequence:
+                return self._notes.pop(lane)
+            self._file(self.receive(deadline))
+
+    def keep_note(self, note: Note) -> None:
+        """Put a note back, for the next recv."""
+        self._notes[note.lane] = note
+
+    def _file(self, message: Any) -> None:
+        if isinstance(message, Reply):
+            self._replies[message.ticket] = message
+        elif isinstance(message, list):
+            self._notes.update((note.lane, note) for note in message)
+
+    def _timed_out(self, deadline: Deadline) -> StepTimeout:
+        return StepTimeout(
+            f"worker {self.index} (envs {self.start} to {self.stop - 1}) did not answer within {deadline.seconds} s",
+            self.env_ids,
+        )

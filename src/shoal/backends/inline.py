@@ -1,0 +1,100 @@
+"""The caller's own block: envs that live in the caller's process and are stepped by it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.adapters.gymnasium import EnvFn
+from shoal.backends.base import Worker
+from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs
+from shoal.deadline import Deadline
+from shoal.errors import NothingPending
+from shoal.slab import Slab
+
+__all__ = ["InlineWorker", "SilentBell"]
+
+
+class SilentBell:
+    """A bell for somebody who never sleeps."""
+
+    def ring(self) -> None:
+        """Nobody to wake."""
+
+    def sleep(self, timeout: float | None) -> None:
+        """Never waits."""
+
+
+class InlineWorker(Worker):
+    """Steps when the pool says so, in `run`."""
+
+    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn]):
+        super().__init__(index, start, stop)
+        self._env_fns = env_fns
+        self._envs: list[Any] = []
+        self._stepper: Stepper | None = None
+        self._outbox: deque[Any] = deque()
+        self._closed = False
+
+    bell = SilentBell()
+
+    @property
+    def state(self) -> str:
+        if self._closed:
+            return "closed"
+        return "starting" if self._stepper is None else "running"
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs themselves: they are the caller's to look at."""
+        return self._envs
+
+    def launch(self) -> None:
+        """Nothing to start: built() builds, after the other workers have begun to."""
+
+    def built(self, deadline: Deadline) -> Summary:
+        try:
+            self._envs, summary = build_envs(self._env_fns, self.start)
+        except BuildError as error:
+            raise error.error.unpack(error.env_id, self.index) from error.__cause__
+        return summary
+
+    def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
+        self._stepper = Stepper(
+            slab, self.index, self.start, self._envs, config, self._outbox.append, pool_bell, self.bell, True
+        )
+        self.run = self._stepper.run
+
+    def attached(self, deadline: Deadline) -> None:
+        """Ready at once."""
+
+    def run(self) -> int:
+        """Step every lane that was asked for; returns how many."""
+        return 0
+
+    def send(self, *message: Any) -> None:
+        assert self._stepper is not None
+        self._stepper.handle(message)
+
+    def wake(self) -> None:
+        """Commands are carried out as they are sent."""
+
+    def receive(self, deadline: Deadline) -> Any:
+        if not self._outbox:
+            raise NothingPending("the caller's own block has nothing to say")
+        return self._outbox.popleft()
+
+    def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
+        if self._closed:
+            return []
+        self._closed = True
+        errors: list[tuple[int, Any]] = []
+        if self._stepper is not None:
+            errors = self._stepper.close()
+        else:
+            for env in self._envs:
+                env.close()
+        self._stepper = None
+        self.run = lambda: 0  # type: ignore[method-assign]
+        return errors

@@ -1,0 +1,143 @@
+"""Threads of the caller's process: for envs that release the GIL or wait, and for Python without a GIL."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.adapters.gymnasium import EnvFn
+from shoal.backends.base import Worker
+from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs
+from shoal.deadline import Deadline
+from shoal.remote import PackedError
+from shoal.slab import Slab
+
+__all__ = ["EventBell", "ThreadWorker"]
+
+
+class EventBell:
+    """A bell between threads of one process."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def sleep(self, timeout: float | None) -> None:
+        self._event.wait(timeout)
+        self._event.clear()
+
+
+class ThreadWorker(Worker):
+    """One thread that builds and steps a block of envs."""
+
+    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn]):
+        super().__init__(index, start, stop)
+        self._env_fns = env_fns
+        self._bell = EventBell()
+        self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._attachment: queue.SimpleQueue[tuple[Slab, StepperConfig, Any] | None] = queue.SimpleQueue()
+        self._ring_native: Any = None
+        self._state = "starting"
+        # Daemon: an env that never returns must not keep the interpreter from leaving.
+        self._thread = threading.Thread(target=self._main, name=f"shoal-{index}", daemon=True)
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @property
+    def bell(self) -> EventBell:
+        return self._bell
+
+    def launch(self) -> None:
+        self._thread.start()
+
+    def built(self, deadline: Deadline) -> Summary:
+        answer = self.receive(deadline)
+        if isinstance(answer, BuildError):
+            raise answer.error.unpack(answer.env_id, self.index) from answer.__cause__
+        assert isinstance(answer, Summary)
+        return answer
+
+    def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
+        self._attachment.put((slab, config, pool_bell))
+
+    def attached(self, deadline: Deadline) -> None:
+        self.receive(deadline)
+        self._state = "running"
+
+    def use_ringer(self, ring: Any) -> None:
+        """How the pool rings this worker when it has commands without a request."""
+        self._ring_native = ring
+
+    def send(self, *message: Any) -> None:
+        self._commands.put(message)
+
+    def wake(self) -> None:
+        if self._ring_native is not None:
+            self._ring_native(self.index)
+
+    def receive(self, deadline: Deadline) -> Any:
+        try:
+            return self._outbox.get(timeout=deadline.left)
+        except queue.Empty:
+            raise self._timed_out(deadline) from None
+
+    def ask_to_close(self) -> None:
+        if self._state not in ("closing", "closed"):
+            self._state = "closing"
+            self._attachment.put(None)
+            self.send("close")
+            self.wake()
+
+    def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
+        if self._state == "closed":
+            return []
+        self.ask_to_close()
+        self._state = "closed"
+        if not self._thread.is_alive():
+            return []
+        self._thread.join(deadline.left)
+        errors: list[tuple[int, PackedError]] = []
+        while not self._outbox.empty():
+            message = self._outbox.get_nowait()
+            if isinstance(message, tuple) and len(message) == 2 and message[0] == "closed":
+                errors = message[1]
+        return errors
+
+    # ---- in the thread ---------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            envs, summary = build_envs(self._env_fns, self.start)
+        except BuildError as error:
+            self._outbox.put(error)
+            return
+        self._outbox.put(summary)
+        attachment = self._attachment.get()
+        if attachment is None:
+            for env in envs:
+                env.close()
+            return
+        slab, config, pool_bell = attachment
+        stepper = Stepper(
+            slab, self.index, self.start, envs, config, self._outbox.put, pool_bell, self._bell, False
+        )
+        self._outbox.put("attached")
+        self._serve(stepper, config.spin_ns)
+        self._outbox.put(("closed", stepper.close()))
+
+    def _serve(self, stepper: Stepper, spin_ns: int) -> None:
+        while True:
+            stepper.wait(-1, spin_ns)
+            while not self._commands.empty():
+                message = self._commands.get()
+                if message[0] == "close":
+                    return
+                stepper.handle(message)
+            stepper.run()

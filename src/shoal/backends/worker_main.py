@@ -1,0 +1,191 @@
+"""What runs in a worker process: builds its envs, maps the slab, then steps until told to leave."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from shoal import native
+from shoal.adapters.gymnasium import install_registry
+from shoal.block import BuildError, Note, Reply, Stepper, StepperConfig, build_envs
+from shoal.remote import PackedError, dumps, pack_error
+from shoal.slab import Layout, Slab
+
+__all__ = ["Assignment", "main"]
+
+DING = b""  # an empty message: the twin's doorbell
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a worker is told at its start."""
+
+    index: int
+    start: int
+    env_fns: list[bytes]  # pickled, one per env
+    environ: Mapping[str, str]
+    registry: bytes | None
+    kind: str  # "native" or "twin": both sides must speak the same
+
+
+class ConnectionBell:
+    """The twin's bell: an empty message in the side channel."""
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+
+    def ring(self) -> None:
+        self._connection.send_bytes(DING)
+
+    def sleep(self, timeout: float | None) -> None:
+        self._connection.poll(timeout)
+
+
+def main(connection: Connection, assignment: bytes, inherited: list[int]) -> None:
+    """The process's life. `inherited` are descriptors of the caller's that a fork brought along."""
+    for fd in inherited:
+        os.close(fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who closes us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
+    try:
+        _work(connection, cloudpickle.loads(assignment))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the caller is gone or has closed us: nobody to tell
+
+
+def _leave_with_caller(fd: int) -> None:
+    """End this process when the caller's end of the channel closes, whatever the main thread is doing."""
+    poller = select.poll()
+    poller.register(fd, 0)  # hang-up is reported without asking, and data does not wake us
+    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poller.poll()):
+        continue
+    # An orderly close shuts the channel down as well: give the main thread a moment to leave by itself.
+    threading.Event().wait(1.0)
+    os._exit(0)
+
+
+def _work(connection: Connection, assignment: Assignment) -> None:
+    os.environ.clear()
+    os.environ.update(assignment.environ)
+    if assignment.kind != native.KIND:
+        raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
+    try:
+        install_registry(assignment.registry)
+        loaded: dict[bytes, Callable[[], Any]] = {}
+        for data in assignment.env_fns:
+            if data not in loaded:
+                loaded[data] = cloudpickle.loads(data)
+        envs, summary = build_envs([loaded[data] for data in assignment.env_fns], assignment.start)
+    except BuildError as error:
+        connection.send_bytes(dumps((error.env_id, error.error)))
+        return
+    except Exception as error:
+        connection.send_bytes(dumps((assignment.start, pack_error(error, "loading its env function"))))
+        return
+    connection.send_bytes(_dumps_summary(summary))
+    config = _attach(connection)
+    if config is None:
+        for env in envs:
+            env.close()
+        return
+    slab, stepper_config = config
+    channel = _Channel(connection, slab, assignment.index)
+    bell = ConnectionBell(connection)
+    stepper = Stepper(
+        slab, assignment.index, assignment.start, envs, stepper_config, channel.post, bell, bell, False
+    )
+    connection.send_bytes(dumps("attached"))
+    channel.serve(stepper, stepper_config.spin_ns)
+    channel.post(("closed", stepper.close()))
+
+
+def _dumps_summary(summary: Any) -> bytes:
+    try:
+        return dumps(summary)
+    except Exception:
+        # Specs and metadata may hold anything; the spaces are what is needed.
+        return dumps(summary.__class__(summary.spaces, summary.which, {}, summary.render_mode, None))
+
+
+def _attach(connection: Connection) -> tuple[Slab, StepperConfig] | None:
+    message = cloudpickle.loads(connection.recv_bytes())
+    if message[0] == "close":
+        return None
+    layout: Layout = message[1]
+    return Slab.attach(layout, reduction.recv_handle(connection)), message[2]
+
+
+class _Channel:
+    """The worker's end of the side channel."""
+
+    def __init__(self, connection: Connection, slab: Slab, index: int):
+        self._connection = connection
+        self._mail = slab.array("mail")[index]
+        self._read = 0  # commands read so far, against mail[0] sent
+
+    def serve(self, stepper: Stepper, spin_ns: int) -> None:
+        """Step and obey until the command to close."""
+        while True:
+            stepper.wait(-1, spin_ns)
+            while self._has_mail():
+                data = self._connection.recv_bytes()
+                if data == DING:
+                    continue
+                self._read = (self._read + 1) & 0xFFFFFFFF
+                message = cloudpickle.loads(data)
+                if message[0] == "close":
+                    return
+                stepper.handle(message)
+            stepper.run()
+
+    def _has_mail(self) -> bool:
+        if native.KIND == "twin":
+            return self._connection.poll(0)
+        return int(self._mail[0]) != self._read
+
+    def post(self, message: Any) -> None:
+        """Send to the caller; what cannot be pickled is replaced by an error that says so."""
+        try:
+            data = dumps(message)
+        except Exception:
+            data = dumps(_without_unpicklable(message))
+        self._connection.send_bytes(data)
+
+
+def _without_unpicklable(message: Any) -> Any:
+    if isinstance(message, Reply):
+        return Reply(message.ticket, [_or_error(value, "its result") for value in message.values])
+    return [_note_or_error(note) for note in message]
+
+
+def _note_or_error(note: Note) -> Note:
+    checked = {key: _or_error(value, f"info[{key!r}]") for key, value in note.info.items()}
+    objects = [_or_error(value, "its observation") for value in note.objects]
+    for value in [*checked.values(), *objects]:
+        if isinstance(value, PackedError):
+            return Note(note.lane, note.sequence, {}, [], value)
+    return Note(note.lane, note.sequence, checked, objects, note.error)
+
+
+def _or_error(value: Any, what: str) -> Any:
+    try:
+        dumps(value)
+        return value
+    except Exception as error:
+        wrapped = TypeError(f"{what}, a {type(value).__name__}, cannot be sent to the caller: {error}")
+        return pack_error(wrapped, f"sending {what}")
+
+
+if __name__ == "__main__":
+    sys.exit("this module is run by shoal's process backend")

@@ -1,0 +1,320 @@
+"""The envs of one worker: builds them, resets them, keeps what the fast path of the core does not handle.
+
+The same Stepper runs in the caller's process, in a thread and in a worker process, with the C core or the twin:
+that is why results do not depend on the backend.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import Space
+
+from shoal import native
+from shoal.errors import BadEnv, BadObservation
+from shoal.native import twin
+from shoal.remote import PackedError, pack_error
+from shoal.slab import Slab
+from shoal.spaces import Kind, Leaf, assemble, flatten, write_observation
+
+__all__ = ["Note", "Reply", "Stepper", "StepperConfig", "Summary", "build_envs"]
+
+STATUS_NOTE, STATUS_ERROR = 1, 2
+
+
+class Note(NamedTuple):
+    """What an answer has beside its fields in the slab. Travels through the side channel."""
+
+    lane: int
+    sequence: int
+    info: dict[str, Any]
+    objects: list[Any]
+    error: PackedError | None
+
+
+class Reply(NamedTuple):
+    """The answer to a command; `values` has one entry per lane, a PackedError where the env raised."""
+
+    ticket: int
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a worker tells about its envs once they are built."""
+
+    spaces: list[tuple[Space[Any], Space[Any]]]  # the different (observation, action) spaces found
+    which: list[int]  # for each env, its place in `spaces`
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any
+
+
+@dataclass(frozen=True)
+class StepperConfig:
+    """How a pool wants its lanes stepped; the same for every worker."""
+
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    autoreset: str
+    publish_each: bool
+    spin_ns: int
+
+
+@dataclass
+class _LaneReset:
+    """What an explicit reset of a lane was asked with."""
+
+    seed: int | None = None
+    options: dict[str, Any] | None = None
+
+
+class BuildError(Exception):
+    """The constructor of an env raised."""
+
+    def __init__(self, env_id: int, error: PackedError):
+        super().__init__(env_id, error)
+        self.env_id = env_id
+        self.error = error
+
+
+def build_envs(env_fns: Sequence[Callable[[], Any]], start: int) -> tuple[list[Any], Summary]:
+    """Call the env functions; `start` is the id of the first. Closes what was built if one of them raises."""
+    envs: list[Any] = []
+    try:
+        for env_fn in env_fns:
+            envs.append(env_fn())
+            _check_env(envs[-1])
+        return envs, _summarize(envs)
+    except BaseException as error:
+        for env in envs:
+            if hasattr(env, "close"):
+                env.close()
+        if not isinstance(error, Exception):
+            raise
+        env_id = start + max(0, len(envs) - isinstance(error, BadEnv))
+        raise BuildError(env_id, pack_error(error, "its constructor")) from error
+
+
+def _check_env(env: Any) -> None:
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise BadEnv(f"the env function returned {env!r}, which is a vector env already: return single envs")
+    missing = [name for name in ("step", "reset", "observation_space", "action_space") if not hasattr(env, name)]
+    if missing:
+        raise BadEnv(
+            f"the env function returned {env!r}, which is no Gymnasium env: it has no {', '.join(missing)}"
+        )
+
+
+def _summarize(envs: list[Any]) -> Summary:
+    found: list[tuple[Space[Any], Space[Any]]] = []
+    which = []
+    for env in envs:
+        pair = (env.observation_space, env.action_space)
+        if pair not in found:
+            found.append(pair)
+        which.append(found.index(pair))
+    first = envs[0]
+    return Summary(
+        found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
+        getattr(first, "spec", None),
+    )  # fmt: skip
+
+
+class Stepper:
+    """The lanes `start` to `start + len(envs)` of the slab, and the envs behind them.
+
+    Args:
+        post: takes a list of Notes, or a Reply, to the caller.
+        interrupts: whether Ctrl-C may end a pass halfway, which is so in the caller's own process only.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        worker: int,
+        start: int,
+        envs: list[Any],
+        config: StepperConfig,
+        post: Callable[[Any], None],
+        pool_bell: Any,
+        bell: Any,
+        interrupts: bool,
+    ):
+        self.envs, self.start, self.worker = envs, start, worker
+        self._post, self._interrupts = post, interrupts
+        self._leaves = flatten(config.observation_space)
+        self._action_space, self._action_leaves = config.action_space, flatten(config.action_space)
+        self._targets = slab.leaf_arrays("obs", self._leaves)
+        self._actions = slab.leaf_arrays("action", self._action_leaves)
+        self._action_objects: dict[int, list[Any]] = {}
+        self._resets: dict[int, _LaneReset] = {}
+        self._notes: dict[int, Note] = {}
+        self._requested, self._ended = slab.array("requested"), slab.array("ended")
+        self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
+        self._stats = slab.array("stats")[worker]
+        self._frame = {name: slab.array(name) for name in twin._BLOCK_FRAME_FIELDS}
+        self._status = self._frame["status"]
+        kind, actions = self._action_source()
+        self.core = native.Block(
+            slab, worker, start, start + len(envs), native.AUTORESET[config.autoreset], config.publish_each, kind,
+            self._leaf_descriptions(slab), [env.step for env in envs], actions,
+            (self.special, self.finish, self.note, self.store, self.failed, self.flush), pool_bell, bell,
+        )  # fmt: skip
+        self.run = self.core.run
+        self.wait = self.core.wait
+
+    def _leaf_descriptions(self, slab: Slab) -> tuple[tuple[Any, ...], ...]:
+        rows = []
+        for i, leaf in enumerate(self._leaves):
+            offset = 0 if leaf.kind is Kind.OBJECT else slab.layout.offset(f"obs.{i}")
+            nbytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+            rows.append((offset, leaf.dtype.itemsize, nbytes, leaf.code, leaf.shape, leaf.path))
+        return tuple(rows)
+
+    def _action_source(self) -> tuple[int, Any]:
+        leaf = self._action_leaves[0] if len(self._action_leaves) == 1 else None
+        if leaf is None or leaf.path or leaf.kind is not Kind.ARRAY:
+            return twin.ACTION_CALL, self._action
+        return (twin.ACTION_ROW if leaf.shape else twin.ACTION_SCALAR), self._actions[0]
+
+    def _action(self, lane: int) -> Any:
+        """The action of one lane, for nested spaces and for objects."""
+        objects = iter(self._action_objects.pop(lane, ()))
+        values = [self._action_leaf(leaf, array, lane, objects) for leaf, array in
+                  zip(self._action_leaves, self._actions, strict=True)]  # fmt: skip
+        return assemble(self._action_space, values)
+
+    @staticmethod
+    def _action_leaf(leaf: Leaf, array: Any, lane: int, objects: Any) -> Any:
+        if leaf.kind is Kind.OBJECT:
+            return next(objects)
+        if leaf.kind is Kind.TEXT:
+            return str(array[lane])
+        return array[lane].copy() if leaf.shape else array[lane]
+
+    # ---- callbacks of the core -------------------------------------------------------------------------------
+
+    def special(self, lane: int, slot: int, op: int) -> None:
+        """A reset, asked for or automatic."""
+        env = self.envs[lane - self.start]
+        asked = self._resets.pop(lane, _LaneReset()) if op == native.OP_RESET else None
+        observation, info = env.reset() if asked is None else env.reset(seed=asked.seed, options=asked.options)
+        values = (0.0, False, False, True, 0, 0.0, 0)
+        for array, value in zip(self._frame.values(), values, strict=True):
+            array[slot, lane] = value
+        self._begin_episode(lane)
+        self.store(lane, slot, observation)
+        self.note(lane, slot, info)
+
+    def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
+        """The end of an episode under same_step: reset now, and hand the last observation over in the info."""
+        # Copied: an env that reuses its observation buffer would overwrite it in reset.
+        final = {"final_obs": copy.deepcopy(observation), "final_info": info}
+        observation, reset_info = self.envs[lane - self.start].reset()
+        self._frame["began"][slot, lane] = True
+        self._begin_episode(lane)
+        self.store(lane, slot, observation)
+        self.note(lane, slot, {**final, **reset_info})
+
+    def _begin_episode(self, lane: int) -> None:
+        self._ended[lane] = 0
+        self._run_return[lane] = 0.0
+        self._run_length[lane] = 0
+        self._stats[2] += 1
+
+    def store(self, lane: int, slot: int, observation: Any) -> None:
+        """Write an observation that is not of exactly the field's type, or has objects in it."""
+        try:
+            objects = write_observation(self._leaves, self._targets, (slot, lane), observation)
+        except BadObservation as error:
+            raise BadObservation(f"env {lane}: {error}; its observation_space must say what it returns") from None
+        if objects:
+            self._add_note(lane, slot, STATUS_NOTE, objects=objects)
+
+    def note(self, lane: int, slot: int, info: dict[str, Any]) -> None:
+        """Keep an info for the side channel."""
+        if not isinstance(info, dict):
+            raise TypeError(f"info must be a dict, got {type(info).__name__}")
+        if info:
+            self._add_note(lane, slot, STATUS_NOTE, info=info)
+
+    def failed(self, lane: int, slot: int, error: BaseException) -> None:
+        """An env raised: its lane answers with the error."""
+        if self._interrupts and isinstance(error, KeyboardInterrupt):
+            raise error
+        self._frame["terminated"][slot, lane] = self._frame["truncated"][slot, lane] = False
+        during = "step" if not isinstance(error, BadObservation) else "step or reset"
+        self._resets.pop(lane, None)
+        self._add_note(lane, slot, STATUS_NOTE | STATUS_ERROR, error=pack_error(error, during))
+
+    def _add_note(self, lane: int, slot: int, status: int, **parts: Any) -> None:
+        note = self._notes.get(lane) or Note(lane, int(self._requested[lane]), {}, [], None)
+        self._notes[lane] = note._replace(**parts)
+        self._status[slot, lane] |= status
+
+    def flush(self) -> None:
+        """Send what was kept; the core calls it after it has rung the bell, so that a full pipe blocks nobody."""
+        if self._notes:
+            notes, self._notes = list(self._notes.values()), {}
+            self._post(notes)
+
+    # ---- commands --------------------------------------------------------------------------------------------
+
+    def handle(self, message: tuple[Any, ...]) -> None:
+        """Carry out a command from the caller: (name, ...)."""
+        getattr(self, f"_on_{message[0]}")(*message[1:])
+
+    def _on_reset(self, lanes: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None) -> None:
+        # The lanes' own requests carry it out: `special` looks here.
+        for lane, seed in zip(lanes, seeds, strict=True):
+            self._resets[lane] = _LaneReset(seed, options)
+
+    def _on_actions(self, lanes: Sequence[int], objects: Sequence[list[Any]]) -> None:
+        self._action_objects.update(zip(lanes, objects, strict=True))
+
+    def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
+        def call(env: Any, _: int) -> Any:
+            value = _get_attribute(env, name)
+            return value(*args, **kwargs) if callable(value) else value
+
+        self._reply(ticket, lanes, call, f"call of {name!r}")
+
+    def _on_set(self, ticket: int, lanes: Sequence[int], name: str, values: Sequence[Any]) -> None:
+        def assign(env: Any, i: int) -> None:
+            if hasattr(env, "set_wrapper_attr"):
+                env.set_wrapper_attr(name, values[i])
+            else:
+                setattr(env, name, values[i])
+
+        self._reply(ticket, lanes, assign, f"set_attr of {name!r}")
+
+    def _reply(self, ticket: int, lanes: Sequence[int], act: Callable[[Any, int], Any], during: str) -> None:
+        values = []
+        for i, lane in enumerate(lanes):
+            try:
+                values.append(act(self.envs[lane - self.start], i))
+            except Exception as error:
+                values.append(pack_error(error, during))
+        self._post(Reply(ticket, values))
+
+    def close(self) -> list[tuple[int, PackedError]]:
+        """Close the envs; the errors of those that raised."""
+        errors = []
+        for i, env in enumerate(self.envs):
+            try:
+                if hasattr(env, "close"):
+                    env.close()
+            except Exception as error:
+                errors.append((self.start + i, pack_error(error, "close")))
+        self.envs.clear()
+        return errors
+
+
+def _get_attribute(env: Any, name: str) -> Any:
+    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)

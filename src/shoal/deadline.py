@@ -1,0 +1,41 @@
+"""A point in time after which somebody stops waiting."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+__all__ = ["Deadline"]
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """`seconds` is what the user asked for (None: for ever), `at_ns` the moment on the monotonic clock (-1: never)."""
+
+    seconds: float | None
+    at_ns: int
+
+    @classmethod
+    def after(cls, seconds: float | None) -> Deadline:
+        """Counted from now. Raises ValueError for what is no span of time."""
+        if seconds is None:
+            return NEVER
+        if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+            raise ValueError(f"a timeout is a number of seconds of at least 0, or None for none; found {seconds!r}")
+        if math.isinf(seconds):
+            return NEVER
+        return cls(seconds, time.monotonic_ns() + int(seconds * 1e9))
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left, 0.0 when it has passed, None for never."""
+        return None if self.at_ns < 0 else max(0.0, (self.at_ns - time.monotonic_ns()) / 1e9)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return self.left == 0.0
+
+
+NEVER = Deadline(None, -1)

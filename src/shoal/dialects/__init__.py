@@ -1,0 +1,1 @@
+"""The pool in somebody else's words."""

@@ -1,0 +1,392 @@
+"""The pool as a Gymnasium vector env: `VectorEnv`, and drop-ins for `SyncVectorEnv` and `AsyncVectorEnv`."""
+
+from __future__ import annotations
+
+import copy as copying
+import multiprocessing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.vector_env import AutoresetMode
+
+from shoal.deadline import NEVER, Deadline
+from shoal.errors import EnvError, StepTimeout
+from shoal.pool import Pool, Ready
+
+__all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
+
+_MODES = {
+    AutoresetMode.NEXT_STEP: "next_step",
+    AutoresetMode.SAME_STEP: "same_step",
+    AutoresetMode.DISABLED: "disabled",
+}
+
+
+class WaitTimeout(StepTimeout, multiprocessing.TimeoutError):
+    """A StepTimeout that is caught as Gymnasium's timeouts are."""
+
+
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """A pool that speaks Gymnasium's vector API, with all of its backends.
+
+    Args:
+        env: as for `shoal.Pool`.
+        copy: True (the default, as in Gymnasium) gives arrays that are the caller's own.
+        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it.
+        **pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int | None = None,
+        *,
+        copy: bool = True,
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        **pool_options: Any,
+    ):
+        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        self.copy, self.observation_mode = copy, observation_mode
+        pool_options.setdefault("check_actions", "discrete")
+        self.pool = Pool(
+            env, num_envs, copy=copy, autoreset=_MODES[self.autoreset_mode], observation_mode=observation_mode,
+            **pool_options,
+        )  # type: ignore[arg-type]  # fmt: skip
+        if self.pool.batch_size != self.pool.num_envs:
+            self.pool.close()
+            raise ValueError(
+                "a Gymnasium vector env returns all envs at every step: for batch_size below num_envs use shoal.Pool"
+            )
+        specs = self.pool.specs
+        self.num_envs = self.pool.num_envs
+        self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
+        self.single_action_space, self.action_space = specs.single_action_space, specs.action_space
+        self.metadata = {**specs.metadata, "autoreset_mode": self.autoreset_mode}
+        self.render_mode = specs.render_mode
+        self._state = AsyncState.DEFAULT
+        self._late = False  # whether a timed-out call may still be answered
+        self._call: Any = None
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of each env's own generator."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """Each env's own generator; a copy where the env lives in another process."""
+        return self.get_attr("np_random")
+
+    # ---- reset and step --------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`."""
+        self.reset_async(seed=seed, options=options)
+        return self.reset_wait()
+
+    def reset_async(
+        self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """Start a reset; its result comes with `reset_wait`."""
+        self._begin("reset_async")
+        seeds = self._seeds(seed)
+        mask = None
+        if options is not None and "reset_mask" in options:
+            options = dict(options)
+            mask = self._check_mask(options.pop("reset_mask"))
+        if mask is None:
+            self._reset_ids = None
+            self.pool.async_reset(seed=seeds, options=options)
+        else:
+            self._reset_ids = np.flatnonzero(mask)
+            self.pool.async_reset(self._reset_ids, seed=[seeds[i] for i in self._reset_ids], options=options)
+        self._state = AsyncState.WAITING_RESET
+
+    def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
+        """The observations and infos of the reset that was started."""
+        ready = self._finish(AsyncState.WAITING_RESET, "reset_wait", "reset_async", timeout)
+        if self._reset_ids is not None:
+            ready = self.pool.whole(ready)
+        return self.pool.take_obs(ready), self._infos(ready)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all envs."""
+        pool = self.pool
+        if self._state is not AsyncState.DEFAULT or self._late or pool.closed:
+            self._begin("step_async")
+        pool.send(actions)
+        try:
+            ready = pool.wait()
+        except EnvError:
+            pool.drop_pending()
+            raise
+        take = pool.take
+        infos = self._infos(ready) if ready.infos else {}
+        return pool.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"), infos
+
+    def step_async(self, actions: Any) -> None:
+        """Start a step; its result comes with `step_wait`."""
+        self._begin("step_async")
+        self.pool.send(actions)
+        self._state = AsyncState.WAITING_STEP
+
+    def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """The result of the step that was started."""
+        ready = self._finish(AsyncState.WAITING_STEP, "step_wait", "step_async", timeout)
+        take = self.pool.take
+        return (
+            self.pool.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
+            self._infos(ready),
+        )  # fmt: skip
+
+    # ---- calls -----------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method, or get an attribute, of each env."""
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start a call; its results come with `call_wait`."""
+        self._begin("call_async")
+        self._call = self.pool.start_call(name, args, kwargs)
+        self._state = AsyncState.WAITING_CALL
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """The results of the call that was started, one per env."""
+        self._check_open()
+        if self._state is not AsyncState.WAITING_CALL:
+            raise NoAsyncCallError(
+                "Calling `call_wait` without any prior call to `call_async`.", AsyncState.WAITING_CALL.value
+            )
+        self._state = AsyncState.DEFAULT
+        try:
+            return tuple(self.pool.finish_call(self._call, NEVER if timeout is None else Deadline.after(timeout)))
+        except StepTimeout as error:
+            raise WaitTimeout(f"The call to `call_wait` has timed out: {error}", error.env_ids) from None
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of each env."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of each env: a list or tuple gives each its own."""
+        self._begin("set_attr")
+        self.pool.set_attr(name, values)
+
+    def render(self) -> tuple[Any, ...]:
+        """A frame of each env."""
+        return self.call("render")
+
+    # ---- end -------------------------------------------------------------------------------------------------
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the envs: asks, and forces after `timeout` seconds (5 by default) or at once with `terminate`."""
+        if self._state is not AsyncState.DEFAULT:
+            gymnasium.logger.warn(
+                f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete."
+            )
+        self.pool.close(0.0 if terminate else 5.0 if timeout is None else timeout)
+
+    def __del__(self) -> None:
+        # The pool closes itself when it is collected.
+        return None
+
+    # ---- inside ----------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.closed or self.pool.closed:
+            reason = "" if self.closed else f" ({self.pool.why_closed})"
+            raise ClosedEnvironmentError(
+                f"Trying to operate on `{type(self).__name__}`, after a call to `close()`.{reason}"
+            )
+
+    def _begin(self, name: str) -> None:
+        self._check_open()
+        if self._state is not AsyncState.DEFAULT:
+            raise AlreadyPendingCallError(
+                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete.",
+                str(self._state.value),
+            )
+        if self._late:
+            # The answers to a call that timed out are waited for here and dropped: they must not be taken for new ones.
+            self.pool.drop_pending()
+            self._late = False
+
+    def _finish(self, state: AsyncState, name: str, before: str, timeout: float | None) -> Ready:
+        self._check_open()
+        if self._state is not state:
+            raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{before}`.", state.value)
+        self._state = AsyncState.DEFAULT
+        try:
+            if state is AsyncState.WAITING_RESET:
+                return self.pool.wait_reset(self._reset_ids, timeout)
+            return self.pool.wait(timeout)
+        except StepTimeout as error:
+            self._late = True
+            message = f"The call to `{name}` has timed out after {timeout} second(s): {error}"
+            raise WaitTimeout(message, error.env_ids) from None
+        except EnvError:
+            self.pool.drop_pending()
+            raise
+
+    def _infos(self, ready: Ready) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for env_id in sorted(ready.infos):
+            infos = self._add_info(infos, ready.infos[env_id], env_id)
+        return infos
+
+    def _seeds(self, seed: Any) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
+                f"length={len(seed)}."
+            )
+        return list(seed)
+
+    def _check_mask(self, mask: Any) -> Any:
+        name = "`options['reset_mask']`"
+        if not isinstance(mask, np.ndarray):
+            raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
+        if mask.shape != (self.num_envs,):
+            raise ValueError(f"{name} must have shape `({self.num_envs},)`, got {mask.shape}")
+        if mask.dtype != np.bool_:
+            raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
+        if not mask.any():
+            raise ValueError(f"{name} must have at least one True value, got {mask}")
+        return mask
+
+
+class SyncVectorEnv(VectorEnv):
+    """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        copy: bool = True,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+    ):
+        self.env_fns = env_fns
+        super().__init__(
+            list(env_fns), copy=copy, observation_mode=observation_mode, autoreset_mode=autoreset_mode, backend="serial"
+        )
+        self.envs = self.pool.local_envs
+
+
+class AsyncVectorEnv(VectorEnv):
+    """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
+
+    `shared_memory` and `daemon` are taken and make no difference: everything is in shared memory, and envs may
+    have children. `context` is the start method, `max_concurrency` the number of workers. `worker` cannot be
+    taken: there is no one process per env that it could replace. `pool_options` are Shoal's own.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        shared_memory: bool = True,
+        copy: bool = True,
+        context: str | None = None,
+        daemon: bool = True,
+        worker: Callable[..., None] | None = None,
+        observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        max_concurrency: int | None = None,
+        **pool_options: Any,
+    ):
+        if worker is not None:
+            raise ValueError("Shoal's workers run several envs each and cannot be replaced: leave `worker` out")
+        if max_concurrency is not None:
+            if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int | np.integer):
+                raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
+            if max_concurrency < 1:
+                raise ValueError(f"`max_concurrency` must be positive or None, got {max_concurrency}.")
+            pool_options.setdefault("num_workers", int(max_concurrency))
+        self.env_fns, self.shared_memory, self.context, self.daemon = env_fns, shared_memory, context, daemon
+        self.worker, self.max_concurrency = worker, max_concurrency
+        pool_options.setdefault("backend", "processes" if "num_workers" in pool_options else "auto")
+        super().__init__(
+            list(env_fns), copy=copy, observation_mode=observation_mode, autoreset_mode=autoreset_mode,
+            isolate=True, start_method=context, **pool_options,
+        )  # fmt: skip
+
+
+def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
+    by_name = {name: enum for enum, name in _MODES.items()}
+    return by_name[mode] if isinstance(mode, str) and mode in by_name else AutoresetMode(mode)
+
+
+def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
+    """A `vector_entry_point` for `gymnasium.register`, so that `gymnasium.make_vec` gives a Shoal env.
+
+    Example:
+        gymnasium.register("My-v0", entry_point=MyEnv, vector_entry_point=shoal.entry_point(MyEnv))
+    """
+
+    def create(num_envs: int = 1, max_episode_steps: int | None = None, **env_kwargs: Any) -> VectorEnv:
+        build = _Limited(env, max_episode_steps, env_kwargs)
+        return VectorEnv(build, num_envs, **pool_options)
+
+    return create
+
+
+class _Limited:
+    """Makes an env as `gymnasium.make` would have, with its time limit."""
+
+    def __init__(self, env: Any, max_episode_steps: int | None, env_kwargs: dict[str, Any]):
+        self.env, self.max_episode_steps, self.env_kwargs = env, max_episode_steps, env_kwargs
+
+    def __call__(self) -> Any:
+        if isinstance(self.env, str | gymnasium.envs.registration.EnvSpec):
+            return gymnasium.make(self.env, max_episode_steps=self.max_episode_steps, **self.env_kwargs)
+        env = self.env(**self.env_kwargs)
+        if self.max_episode_steps is None:
+            return env
+        return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
+
+
+def vector_entry_point(env: Any, num_envs: int = 1, **pool_options: Any) -> VectorEnv:
+    """What `gymnasium.make_vec("shoal/Env-v0", env="CartPole-v1", num_envs=8)` calls."""
+    return VectorEnv(env, num_envs, **pool_options)
+
+
+_replaced: dict[str, Any] = {}
+
+
+def install() -> None:
+    """Make `gymnasium.make_vec` and `gymnasium.vector.SyncVectorEnv`/`AsyncVectorEnv` give Shoal's, until `uninstall`."""
+    if not _replaced:
+        for name, cls in (("SyncVectorEnv", SyncVectorEnv), ("AsyncVectorEnv", AsyncVectorEnv)):
+            _replaced[name] = getattr(gymnasium.vector, name)
+            setattr(gymnasium.vector, name, cls)
+
+
+def uninstall() -> None:
+    """Take `install` back."""
+    for name, original in _replaced.items():
+        setattr(gymnasium.vector, name, original)
+    _replaced.clear()
+
+
+def with_spec(envs: VectorEnv, spec: Any) -> VectorEnv:
+    """Note the spec that the envs were made from, as `gymnasium.make_vec` does."""
+    envs.spec = copying.deepcopy(spec)
+    envs.spec.kwargs = {**spec.kwargs, "num_envs": envs.num_envs}
+    return envs
+
+
+if "shoal/Env-v0" not in gymnasium.registry:
+    gymnasium.register("shoal/Env-v0", vector_entry_point="shoal.dialects.gymnasium:vector_entry_point")

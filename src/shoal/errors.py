@@ -1,0 +1,191 @@
+"""The tree of errors that Shoal raises.
+
+ShoalError
+├── EnvError            an env raised; also an instance of the env's own exception type
+├── WorkerDied          a worker process is gone
+├── StepTimeout         a deadline passed (also a TimeoutError)
+├── BadAction           wrong number, shape, type or range of actions, or wrong env ids (also a ValueError)
+├── BadObservation      an env's observation does not fit its own space (also a ValueError)
+├── SpaceMismatch       envs of one pool have different spaces (also a RuntimeError)
+├── BadEnv              what was given cannot be made into envs: not callable, not picklable (also a TypeError)
+├── StartError          the workers could not be started (also a RuntimeError)
+├── PoolClosed          use after close
+├── BadCall             a call or set_attr that makes no sense (also a ValueError)
+├── CallPending         a call came while these envs are still busy
+├── NothingPending      recv without a send
+├── ResetNeeded         a step for an env whose episode is over, or that was never reset
+├── WrongProcess        use in a forked child of the process that made the pool
+└── ConcurrentUse       two threads used one pool at the same time
+
+A message says what happened, in which env, what was expected, what was found, and what to do next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium.error
+
+__all__ = [
+    "BadAction",
+    "BadCall",
+    "BadEnv",
+    "BadObservation",
+    "CallPending",
+    "ConcurrentUse",
+    "EnvError",
+    "NothingPending",
+    "PoolClosed",
+    "ResetNeeded",
+    "ShoalError",
+    "SpaceMismatch",
+    "StartError",
+    "StepTimeout",
+    "WorkerDied",
+    "WrongProcess",
+]
+
+
+class ShoalError(Exception):
+    """Base of everything that Shoal raises."""
+
+
+class EnvError(ShoalError):
+    """An env raised. Made by :func:`env_error`, which adds the env's own exception type as a base.
+
+    Attributes:
+        env_id: which env.
+        worker: index of the worker that ran it.
+        during: what it was doing: "constructor", "step", "reset", "call", ...
+        remote_traceback: the traceback as text, from the process where it happened.
+        original: the env's own exception, or None where it could not be pickled.
+    """
+
+    env_id: int = -1
+    worker: int = -1
+    during: str = ""
+    remote_traceback: str = ""
+    original: BaseException | None = None
+    _text: str = ""
+
+    def __str__(self) -> str:
+        # Not Exception.__str__: a base such as KeyError or OSError would write it in its own way.
+        return self._text
+
+
+class WorkerDied(ShoalError):
+    """A worker process is gone.
+
+    Attributes:
+        worker: its index.
+        pid: its process id.
+        exitcode: as in multiprocessing: negative for a signal. None when not known.
+        env_ids: the envs that were lost with it.
+    """
+
+    def __init__(self, message: str, worker: int, pid: int | None, exitcode: int | None, env_ids: Sequence[int]):
+        super().__init__(message)
+        self.worker = worker
+        self.pid = pid
+        self.exitcode = exitcode
+        self.env_ids = list(env_ids)
+
+
+class StepTimeout(ShoalError, TimeoutError):
+    """A deadline passed before the envs answered. `env_ids` are those that did not."""
+
+    def __init__(self, message: str, env_ids: Sequence[int] = ()):
+        super().__init__(message)
+        self.env_ids = list(env_ids)
+
+
+class BadAction(ShoalError, ValueError):
+    """An action, or an env id that came with it, does not fit. Nothing was sent."""
+
+
+class BadCall(ShoalError, ValueError):
+    """A call of the envs that cannot be carried out. Nothing was sent."""
+
+
+class BadObservation(ShoalError, ValueError):
+    """An observation does not fit the env's own observation space."""
+
+
+class SpaceMismatch(ShoalError, RuntimeError):
+    """Envs of one pool must have the same spaces."""
+
+
+class BadEnv(ShoalError, TypeError):
+    """What was given cannot be made into envs."""
+
+
+class StartError(ShoalError, RuntimeError):
+    """The workers could not be started. Nothing was left running."""
+
+
+class PoolClosed(ShoalError, RuntimeError):
+    """The pool was used after close."""
+
+
+class CallPending(ShoalError, RuntimeError):
+    """The call needs envs that are still busy with an earlier one."""
+
+
+class NothingPending(ShoalError, RuntimeError):
+    """There is nothing to wait for."""
+
+
+class ResetNeeded(ShoalError, gymnasium.error.ResetNeeded, AssertionError):
+    """An env was stepped that must be reset first. Gymnasium raises one or the other of its bases there."""
+
+
+class WrongProcess(ShoalError, RuntimeError):
+    """The pool belongs to another process: it was made before this one was forked."""
+
+
+class ConcurrentUse(ShoalError, RuntimeError):
+    """Two threads used one pool at the same time."""
+
+
+def env_error(
+    original_type: type[BaseException] | None,
+    original: BaseException | None,
+    *,
+    env_id: int,
+    worker: int,
+    during: str,
+    summary: str,
+    remote_traceback: str,
+) -> EnvError:
+    """Make an EnvError that `except TheEnvsOwnType` catches as well.
+
+    Args:
+        original_type: type of the env's exception, None where it could not be brought here.
+        original: the exception itself, None where it could not be brought here.
+        summary: its last line, such as "ValueError: bad joint".
+    """
+    error = _both(original_type)
+    error.env_id = env_id
+    error.worker = worker
+    error.during = during
+    error.remote_traceback = remote_traceback
+    error.original = original
+    if original is not None:
+        error.args = original.args
+        error.__dict__.update({k: v for k, v in vars(original).items() if k not in error.__dict__})
+    error._text = f"env {env_id} raised in {during} (worker {worker}): {summary}\n\n{remote_traceback.rstrip()}"
+    return error
+
+
+def _both(original_type: type[BaseException] | None) -> EnvError:
+    """An empty EnvError that is an instance of the given type too, where Python allows the two as bases."""
+    if original_type is None or issubclass(original_type, EnvError):
+        return EnvError()
+    try:
+        namespace: dict[str, Any] = {"__module__": "shoal", "__doc__": EnvError.__doc__}
+        combined = type("EnvError", (EnvError, original_type), namespace)
+        # __new__ without __init__: the env's type may want arguments that we cannot know.
+        return combined.__new__(combined)  # type: ignore[no-any-return]
+    except TypeError:
+        return EnvError()

@@ -1,0 +1,39 @@
+"""Chooses the C core or its Python twin: `KIND` says which one runs, SHOAL_NATIVE=0 asks for the twin."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from shoal.native import twin
+
+__all__ = ["AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "KIND", "OP_RESET", "OP_STEP", "Block", "Lanes", "outside"]
+
+# The numbers that the C headers use.
+OP_STEP, OP_RESET = twin.OP_STEP, twin.OP_RESET
+COLLECT_TIMEOUT, COLLECT_ALARM = twin.COLLECT_TIMEOUT, twin.COLLECT_ALARM
+AUTORESET = twin.AUTORESET
+
+core: Any = None
+if os.environ.get("SHOAL_NATIVE", "1") != "0":
+    try:
+        from shoal.native import _core as core  # type: ignore[attr-defined,no-redef]
+    except ImportError:
+        core = None
+
+KIND = "twin" if core is None else "native"
+
+if TYPE_CHECKING or core is None:
+    outside = twin.outside
+else:
+    outside = core.outside
+
+
+def Lanes(*args: Any, **kwargs: Any) -> Any:
+    """The learner's side of the slab; see twin.Lanes for the contract."""
+    return twin.Lanes(*args, **kwargs) if core is None else twin.native_lanes(core, *args, **kwargs)
+
+
+def Block(*args: Any, **kwargs: Any) -> Any:
+    """The worker's side of the slab; see twin.Block for the contract."""
+    return twin.Block(*args, **kwargs) if core is None else twin.native_block(core, *args, **kwargs)

@@ -1,0 +1,42 @@
+/* The module shoal.native._core: doorbells, lanes, block stepping and bounds in C. Its Python twin is twin.py. */
+#if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
+#define Py_LIMITED_API 0x030c0000
+#endif
+
+#include "compat.h"
+#include "bounds.h"
+#include "lanes.h"
+#include "step_block.h"
+
+static int core_exec(PyObject *module) {
+    PyType_Spec *specs[] = {&lanes_spec, &block_spec};
+    const char *names[] = {"Lanes", "Block"};
+    for (int i = 0; i < 2; i++) {
+        PyObject *type = PyType_FromSpec(specs[i]);
+        if (type == NULL || PyModule_AddObjectRef(module, names[i], type) < 0) {
+            Py_XDECREF(type);
+            return -1;
+        }
+        Py_DECREF(type);
+    }
+    return 0;
+}
+
+static PyMethodDef core_methods[] = {
+    {"outside", bounds_outside, METH_VARARGS, "outside(kind, values, low, high) -> first index out of bounds or -1"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_exec, core_exec},
+#ifdef Py_GIL_DISABLED
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT, "_core", "Shoal's native core.", 0, core_methods, core_slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

@@ -1,0 +1,113 @@
+/* Doorbells: a counter in shared memory that one side rings and the other waits for.
+ *
+ * Ringing is an atomic add, and a system call only if somebody sleeps for exactly that count.
+ * Waiting spins for a moment, then sleeps in the kernel, with a deadline, and returns on a signal.
+ *
+ * Who writes what:  count: ringers.   wake_at, waiting: the one waiter.   alarm: the supervisor.
+ * The waiter stores `waiting` and then looks at `count`; a ringer adds to `count` and then looks at
+ * `waiting`. Both in sequential consistency, so at least one of them sees the other. */
+#ifndef SHOAL_DOORBELL_H
+#define SHOAL_DOORBELL_H
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct {
+    _Atomic uint32_t count;   /* how often it was rung, modulo 2^32 */
+    _Atomic uint32_t wake_at; /* the count that the sleeper wants */
+    _Atomic uint32_t waiting; /* 1 while somebody sleeps */
+    _Atomic uint32_t alarm;   /* how often the supervisor cried out */
+    uint32_t pad[12];         /* a cache line of its own */
+} Bell;
+
+enum BellResult { BELL_REACHED = 0, BELL_TIMEOUT = 1, BELL_ALARM = 2, BELL_SIGNAL = 3 };
+
+static inline int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline void spin_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ __volatile__("yield");
+#endif
+}
+
+static inline long futex_call(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *timeout) {
+    return syscall(SYS_futex, (uint32_t *)word, op, value, timeout, NULL, 0);
+}
+
+static inline int bell_reached(Bell *bell, uint32_t target) {
+    return (int32_t)(atomic_load(&bell->count) - target) >= 0;
+}
+
+static inline void bell_ring(Bell *bell, uint32_t times) {
+    uint32_t count = atomic_fetch_add(&bell->count, times) + times;
+    if (atomic_load(&bell->waiting) && (int32_t)(count - atomic_load(&bell->wake_at)) >= 0)
+        futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+/* Adds to `count` as well, so that a waiter on its way to sleep does not miss it. */
+static inline void bell_cry(Bell *bell) {
+    atomic_fetch_add(&bell->alarm, 1);
+    atomic_fetch_add(&bell->count, 1);
+    futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
+}
+
+static inline int bell_spin(Bell *bell, uint32_t target, uint32_t alarm, int64_t until) {
+    do {
+        for (int i = 0; i < 64; i++) {
+            if (bell_reached(bell, target)) return BELL_REACHED;
+            spin_pause();
+        }
+        if (atomic_load(&bell->alarm) != alarm) return BELL_ALARM;
+    } while (now_ns() < until);
+    return BELL_TIMEOUT;
+}
+
+/* Sleeps until the count reaches `target`; `deadline` in monotonic ns, negative for none. */
+static inline int bell_sleep(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline) {
+    int result = BELL_REACHED;
+    atomic_store(&bell->wake_at, target);
+    atomic_store(&bell->waiting, 1);
+    for (;;) {
+        uint32_t count = atomic_load(&bell->count);
+        if ((int32_t)(count - target) >= 0) break;
+        if (atomic_load(&bell->alarm) != alarm) { result = BELL_ALARM; break; }
+        struct timespec left, *timeout = NULL;
+        if (deadline >= 0) {
+            int64_t ns = deadline - now_ns();
+            if (ns <= 0) { result = BELL_TIMEOUT; break; }
+            left.tv_sec = ns / 1000000000;
+            left.tv_nsec = ns % 1000000000;
+            timeout = &left;
+        }
+        if (futex_call(&bell->count, FUTEX_WAIT, count, timeout) != 0 && errno == EINTR) {
+            result = BELL_SIGNAL;
+            break;
+        }
+    }
+    atomic_store(&bell->waiting, 0);
+    return result;
+}
+
+static inline int bell_wait(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, int64_t spin_ns) {
+    if (bell_reached(bell, target)) return BELL_REACHED;
+    if (spin_ns > 0) {
+        int result = bell_spin(bell, target, alarm, now_ns() + spin_ns);
+        if (result != BELL_TIMEOUT) return result;
+    }
+    return bell_sleep(bell, target, alarm, deadline);
+}
+
+#endif

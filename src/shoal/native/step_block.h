@@ -1,0 +1,394 @@
+/* Block: the worker's side of the slab. Steps the envs of a contiguous run of lanes.
+ *
+ *     for every lane with requested != answered:
+ *         action from the slab -> env.step -> obs by the buffer protocol, reward and flags into the frame
+ *         answered = requested, and the pool's bell
+ *
+ * Only the common path lives here: a plain step, array or integer observations, an empty info.
+ * Everything else (resets, odd observations, infos, exceptions) goes to the Python callbacks of
+ * shoal.block.Stepper, which the Python twin uses as well, so there is one implementation of it. */
+#ifndef SHOAL_STEP_BLOCK_H
+#define SHOAL_STEP_BLOCK_H
+
+#include "compat.h"
+#include "doorbell.h"
+
+#include <stdlib.h>
+
+enum Op { OP_STEP = 0, OP_RESET = 1 };
+enum Autoreset { AUTORESET_NEXT_STEP = 0, AUTORESET_SAME_STEP = 1, AUTORESET_DISABLED = 2 };
+enum ActionKind { ACTION_SCALAR = 0, ACTION_ROW = 1, ACTION_CALL = 2 };
+#define MAX_DIMS 32
+
+typedef struct {
+    char *base;          /* of frame 0, lane 0 */
+    Py_ssize_t nbytes;   /* of one lane */
+    Py_ssize_t itemsize;
+    char kind;           /* 'f', 'i', 'u', 'b' arrays; 'n' one integer; anything else: by callback */
+    int ndim;
+    Py_ssize_t shape[MAX_DIMS];
+    PyObject *path;      /* tuple of keys that leads from the observation to this leaf */
+} Leaf;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer slab;
+    int64_t lanes, start, stop;
+    int autoreset, publish_each, action_kind, special_leaves;
+    Bell *pool_bell, *bell;
+    uint32_t seen;
+    _Atomic uint64_t *requested, *answered;
+    uint8_t *op, *slot, *ended, *terminated, *truncated, *began, *status;
+    int64_t *done_ns, *run_length, *episode_length, *stats;
+    double *reward, *run_return, *episode_return;
+    Py_ssize_t leaf_count;
+    Leaf *leaves;
+    PyObject *steps;   /* list of bound env.step, one per lane of the block */
+    PyObject *actions; /* array [lanes, ...] or callable(lane) */
+    PyObject *copy_name, *special, *finish, *note, *store, *failed, *flush;
+    int noted;
+} Block;
+
+static int block_traverse(PyObject *object, visitproc visit, void *arg) {
+    Block *self = (Block *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->steps);
+    Py_VISIT(self->actions);
+    Py_VISIT(self->special);
+    Py_VISIT(self->finish);
+    Py_VISIT(self->note);
+    Py_VISIT(self->store);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->flush);
+    return 0;
+}
+
+static int block_clear(PyObject *object) {
+    Block *self = (Block *)object;
+    Py_CLEAR(self->steps);
+    Py_CLEAR(self->actions);
+    Py_CLEAR(self->special);
+    Py_CLEAR(self->finish);
+    Py_CLEAR(self->note);
+    Py_CLEAR(self->store);
+    Py_CLEAR(self->failed);
+    Py_CLEAR(self->flush);
+    return 0;
+}
+
+static void block_dealloc(PyObject *object) {
+    Block *self = (Block *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    block_clear(object);
+    Py_CLEAR(self->copy_name);
+    for (Py_ssize_t i = 0; i < self->leaf_count; i++) Py_XDECREF(self->leaves[i].path);
+    free(self->leaves);
+    if (self->slab.obj) PyBuffer_Release(&self->slab);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static int block_read_leaf(Block *self, Leaf *leaf, PyObject *description) {
+    Py_ssize_t offset;
+    PyObject *shape;
+    int kind;
+    if (!PyArg_ParseTuple(description, "nnnCO!O!", &offset, &leaf->itemsize, &leaf->nbytes, &kind,
+                          &PyTuple_Type, &shape, &PyTuple_Type, &leaf->path))
+        return -1;
+    Py_INCREF(leaf->path);
+    leaf->kind = (char)kind;
+    leaf->base = (char *)self->slab.buf + offset;
+    leaf->ndim = (int)PyTuple_Size(shape);
+    if (leaf->ndim > MAX_DIMS) leaf->kind = 'o';
+    else
+        for (int d = 0; d < leaf->ndim; d++) leaf->shape[d] = PyLong_AsSsize_t(PyTuple_GetItem(shape, d));
+    if (strchr("fiubn", leaf->kind) == NULL) self->special_leaves = 1;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
+    (void)kwargs;
+    PyObject *slab, *leaves, *callbacks, *steps, *actions;
+    Py_ssize_t at[18];
+    if (!PyArg_ParseTuple(args, "OLLLipi(nnnnnnnnnnnnnnnnnn)O!O!OO!", &slab, &self->lanes, &self->start,
+                          &self->stop, &self->autoreset, &self->publish_each, &self->action_kind, &at[0], &at[1],
+                          &at[2], &at[3], &at[4], &at[5], &at[6], &at[7], &at[8], &at[9], &at[10], &at[11],
+                          &at[12], &at[13], &at[14], &at[15], &at[16], &at[17], &PyTuple_Type, &leaves,
+                          &PyList_Type, &steps, &actions, &PyTuple_Type, &callbacks))
+        return -1;
+    if (!PyArg_ParseTuple(callbacks, "OOOOOO", &self->special, &self->finish, &self->note, &self->store,
+                          &self->failed, &self->flush)) {
+        self->special = self->finish = self->note = self->store = self->failed = self->flush = NULL;
+        return -1;
+    }
+    Py_INCREF(self->special);
+    Py_INCREF(self->finish);
+    Py_INCREF(self->note);
+    Py_INCREF(self->store);
+    Py_INCREF(self->failed);
+    Py_INCREF(self->flush);
+    Py_INCREF(steps);
+    self->steps = steps;
+    Py_INCREF(actions);
+    self->actions = actions;
+    if ((self->copy_name = PyUnicode_FromString("copy")) == NULL) return -1;
+    if (PyList_Size(steps) != self->stop - self->start) {
+        PyErr_SetString(PyExc_ValueError, "one step function per lane is needed");
+        return -1;
+    }
+    if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
+    char *base = self->slab.buf;
+    self->pool_bell = (Bell *)(base + at[0]);
+    self->bell = (Bell *)(base + at[1]);
+    self->requested = (_Atomic uint64_t *)(base + at[2]);
+    self->answered = (_Atomic uint64_t *)(base + at[3]);
+    self->op = (uint8_t *)(base + at[4]);
+    self->slot = (uint8_t *)(base + at[5]);
+    self->done_ns = (int64_t *)(base + at[6]);
+    self->ended = (uint8_t *)(base + at[7]);
+    self->run_return = (double *)(base + at[8]);
+    self->run_length = (int64_t *)(base + at[9]);
+    self->stats = (int64_t *)(base + at[10]);
+    self->reward = (double *)(base + at[11]);
+    self->terminated = (uint8_t *)(base + at[12]);
+    self->truncated = (uint8_t *)(base + at[13]);
+    self->began = (uint8_t *)(base + at[14]);
+    self->status = (uint8_t *)(base + at[15]);
+    self->episode_return = (double *)(base + at[16]);
+    self->episode_length = (int64_t *)(base + at[17]);
+    Py_ssize_t count = PyTuple_Size(leaves);
+    if ((self->leaves = calloc((size_t)count + 1, sizeof(Leaf))) == NULL) { PyErr_NoMemory(); return -1; }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        self->leaf_count = i + 1;
+        if (block_read_leaf(self, &self->leaves[i], PyTuple_GetItem(leaves, i)) < 0) return -1;
+    }
+    return 0;
+}
+
+/* The class of a one-character buffer format, '\0' for what the fast path does not take. */
+static char format_kind(const char *format) {
+    if (format == NULL) return 'u'; /* plain bytes */
+    if (format[0] == '<' || format[0] == '=' || format[0] == '@') format++;
+    if (format[0] == '\0' || format[1] != '\0') return '\0';
+    if (strchr("efd", format[0])) return 'f';
+    if (strchr("bhilq", format[0])) return 'i';
+    if (strchr("BHILQ", format[0])) return 'u';
+    return format[0] == '?' ? 'b' : '\0';
+}
+
+static int store_integer(PyObject *value, char *target, Py_ssize_t itemsize) {
+    PyObject *index = PyNumber_Index(value);
+    if (index == NULL) return -1;
+    int64_t number = PyLong_AsLongLong(index);
+    Py_DECREF(index);
+    if (number == -1 && PyErr_Occurred()) return -1;
+    if (itemsize != sizeof(int64_t)) return -1;
+    memcpy(target, &number, sizeof number);
+    return 0;
+}
+
+static int store_array(PyObject *value, const Leaf *leaf, char *target) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(value, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) return -1;
+    int fits = view.itemsize == leaf->itemsize && view.len == leaf->nbytes && view.ndim == leaf->ndim &&
+               format_kind(view.format) == leaf->kind;
+    for (int d = 0; fits && d < leaf->ndim; d++) fits = view.shape[d] == leaf->shape[d];
+    if (fits) memcpy(target, view.buf, (size_t)leaf->nbytes);
+    PyBuffer_Release(&view);
+    return fits ? 0 : -1;
+}
+
+static int store_leaf(Block *self, const Leaf *leaf, PyObject *observation, int64_t lane, int slot) {
+    PyObject *value = observation;
+    Py_INCREF(value);
+    Py_ssize_t depth = PyTuple_Size(leaf->path);
+    for (Py_ssize_t i = 0; i < depth; i++) {
+        PyObject *next = PyObject_GetItem(value, PyTuple_GetItem(leaf->path, i));
+        Py_DECREF(value);
+        if (next == NULL) return -1;
+        value = next;
+    }
+    char *target = leaf->base + (slot * self->lanes + lane) * leaf->nbytes;
+    int result = leaf->kind == 'n' ? store_integer(value, target, leaf->itemsize) : store_array(value, leaf, target);
+    Py_DECREF(value);
+    return result;
+}
+
+/* callback(lane, slot, a, b); a and b may be NULL. -1 with an exception set if it raised. */
+static int block_callback(PyObject *callback, int64_t lane, int64_t slot, PyObject *a, PyObject *b) {
+    PyObject *args[4] = {PyLong_FromLongLong(lane), PyLong_FromLongLong(slot), a, b};
+    PyObject *result = NULL;
+    if (args[0] != NULL && args[1] != NULL) result = shoal_call(callback, args, a == NULL ? 2 : b == NULL ? 3 : 4);
+    Py_XDECREF(args[0]);
+    Py_XDECREF(args[1]);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* Fast where every leaf is as its space says; otherwise Stepper.store casts it or says what is wrong. */
+static int block_store(Block *self, PyObject *observation, int64_t lane, int slot) {
+    int result = self->special_leaves ? -1 : 0;
+    for (Py_ssize_t i = 0; i < self->leaf_count && result == 0; i++)
+        result = store_leaf(self, &self->leaves[i], observation, lane, slot);
+    if (result == 0) return 0;
+    PyErr_Clear();
+    return block_callback(self->store, lane, slot, observation, NULL);
+}
+
+static PyObject *block_action(Block *self, int64_t lane) {
+    if (self->action_kind == ACTION_CALL) {
+        PyObject *number = PyLong_FromLongLong(lane);
+        if (number == NULL) return NULL;
+        PyObject *action = shoal_call(self->actions, &number, 1);
+        Py_DECREF(number);
+        return action;
+    }
+    PyObject *row = PySequence_GetItem(self->actions, lane);
+    if (row == NULL || self->action_kind == ACTION_SCALAR) return row;
+    /* A copy: envs keep and change their actions, and the slab will hold the next one. */
+    PyObject *action = PyObject_CallMethodObjArgs(row, self->copy_name, NULL);
+    Py_DECREF(row);
+    return action;
+}
+
+/* Writes one result of env.step into the frame. -1 with an exception set: the env's fault. */
+static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
+    if (!PyTuple_Check(result) || PyTuple_Size(result) != 5) {
+        PyErr_Format(PyExc_TypeError,
+                     "step must return a tuple (obs, reward, terminated, truncated, info), got %R", result);
+        return -1;
+    }
+    PyObject *observation = PyTuple_GetItem(result, 0), *info = PyTuple_GetItem(result, 4);
+    double reward = PyFloat_AsDouble(PyTuple_GetItem(result, 1));
+    if (reward == -1.0 && PyErr_Occurred()) return -1;
+    int terminated = PyObject_IsTrue(PyTuple_GetItem(result, 2));
+    int truncated = PyObject_IsTrue(PyTuple_GetItem(result, 3));
+    if (terminated < 0 || truncated < 0) return -1;
+
+    int64_t at = slot * self->lanes + lane;
+    self->reward[at] = reward;
+    self->terminated[at] = (uint8_t)terminated;
+    self->truncated[at] = (uint8_t)truncated;
+    self->began[at] = 0;
+    self->status[at] = 0;
+    self->episode_return[at] = self->run_return[lane] += reward;
+    self->episode_length[at] = self->run_length[lane] += 1;
+    if (terminated || truncated) {
+        if (self->autoreset == AUTORESET_SAME_STEP) {
+            self->noted = 1;
+            return block_callback(self->finish, lane, slot, observation, info);
+        }
+        self->ended[lane] = 1;
+    }
+    if (block_store(self, observation, lane, slot) < 0) return -1;
+    if (self->special_leaves) self->noted = 1;
+    if (PyDict_Check(info) && PyDict_Size(info) == 0) return 0;
+    self->noted = 1;
+    return block_callback(self->note, lane, slot, info, NULL);
+}
+
+static int block_step_lane(Block *self, int64_t lane) {
+    int slot = self->slot[lane];
+    int outcome;
+    if (self->op[lane] != OP_STEP || (self->ended[lane] && self->autoreset == AUTORESET_NEXT_STEP)) {
+        PyObject *op = PyLong_FromLong(self->op[lane]);
+        if (op == NULL) return -1;
+        self->noted = 1;
+        outcome = block_callback(self->special, lane, slot, op, NULL);
+        Py_DECREF(op);
+    } else {
+        PyObject *action = block_action(self, lane);
+        PyObject *step = PyList_GetItem(self->steps, lane - self->start);
+        PyObject *result = action && step ? shoal_call(step, &action, 1) : NULL;
+        Py_XDECREF(action);
+        outcome = result == NULL ? -1 : block_accept(self, result, lane, slot);
+        Py_XDECREF(result);
+    }
+    if (outcome == 0) return 0;
+    PyObject *error = shoal_take_exception();
+    self->noted = 1;
+    outcome = block_callback(self->failed, lane, slot, error, NULL);
+    Py_XDECREF(error);
+    return outcome;
+}
+
+static int block_flush(Block *self) {
+    if (!self->noted) return 0;
+    self->noted = 0;
+    PyObject *result = shoal_call(self->flush, NULL, 0);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* run() -> how many lanes were stepped. Raises only what `failed` raises (an interrupt in the caller's process). */
+static PyObject *block_run(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Block *self = (Block *)object;
+    int64_t began = now_ns(), stepped = 0;
+    uint32_t to_ring = 0;
+    int outcome = 0;
+    for (int64_t lane = self->start; lane < self->stop && outcome == 0; lane++) {
+        uint64_t sequence = atomic_load_explicit(&self->requested[lane], memory_order_acquire);
+        if (sequence == atomic_load_explicit(&self->answered[lane], memory_order_relaxed)) continue;
+        if ((outcome = block_step_lane(self, lane)) < 0) break;
+        self->done_ns[lane] = now_ns();
+        atomic_store_explicit(&self->answered[lane], sequence, memory_order_release);
+        stepped++;
+        to_ring++;
+        if (self->publish_each) {
+            bell_ring(self->pool_bell, 1);
+            to_ring = 0;
+            outcome = block_flush(self);
+        }
+    }
+    if (to_ring > 0) bell_ring(self->pool_bell, to_ring);
+    if (stepped > 0) {
+        self->stats[0] += stepped;
+        self->stats[1] += now_ns() - began;
+    }
+    if (outcome < 0 || block_flush(self) < 0) return NULL;
+    return PyLong_FromLongLong(stepped);
+}
+
+/* wait(deadline_ns or -1, spin_ns) -> True when rung since the last wait, False at the deadline. */
+static PyObject *block_wait(PyObject *object, PyObject *args) {
+    Block *self = (Block *)object;
+    long long deadline, spin_ns;
+    if (!PyArg_ParseTuple(args, "LL", &deadline, &spin_ns)) return NULL;
+    for (;;) {
+        int result;
+        uint32_t alarm = atomic_load(&self->bell->alarm);
+        Py_BEGIN_ALLOW_THREADS
+        result = bell_wait(self->bell, self->seen + 1, alarm, deadline, spin_ns);
+        Py_END_ALLOW_THREADS
+        if (result == BELL_SIGNAL && PyErr_CheckSignals() < 0) return NULL;
+        if (result == BELL_TIMEOUT) Py_RETURN_FALSE;
+        if (result == BELL_REACHED) {
+            self->seen = atomic_load(&self->bell->count);
+            Py_RETURN_TRUE;
+        }
+    }
+}
+
+static PyMethodDef block_methods[] = {
+    {"run", block_run, METH_NOARGS, "step every lane that was asked for; returns how many"},
+    {"wait", block_wait, METH_VARARGS, "wait(deadline_ns, spin_ns): sleep until rung"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot block_slots[] = {
+    {Py_tp_doc, "The worker's side of the slab: steps the envs of a contiguous run of lanes."},
+    {Py_tp_init, block_init},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, block_dealloc},
+    {Py_tp_traverse, block_traverse},
+    {Py_tp_clear, block_clear},
+    {Py_tp_methods, block_methods},
+    {0, NULL},
+};
+
+static PyType_Spec block_spec = {"shoal.native._core.Block", sizeof(Block), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, block_slots};
+
+#endif

@@ -1,0 +1,257 @@
+"""The native core's behaviour in plain Python: what runs without a compiler, and what the C core is tested against.
+
+Where C sleeps on a futex, the twin sleeps on a `Bell` that its backend hands in (a pipe between processes, an
+event between threads); everything else is the same, call by call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Bell", "Block", "Lanes", "native_block", "native_lanes", "outside"]
+
+Array = npt.NDArray[Any]
+
+OP_STEP, OP_RESET = 0, 1
+LANE_IDLE, LANE_PENDING = 0, 1
+COLLECT_TIMEOUT, COLLECT_ALARM = -1, -2
+POST_OK, POST_BUSY_LANE = 0, 1
+AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
+ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
+
+_LANE_OFFSETS = ("pool_bell", "worker_bells", "requested", "answered", "op", "slot", "done_ns", "status")
+_BLOCK_LANE_FIELDS = ("requested", "answered", "op", "slot", "done_ns", "ended", "run_return", "run_length")
+_BLOCK_FRAME_FIELDS = (
+    "reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length",
+)  # fmt: skip
+
+
+class Bell(Protocol):
+    """What the twin rings and sleeps on instead of a futex."""
+
+    def ring(self) -> None:
+        """Wake the sleeper, or make its next sleep return at once."""
+
+    def sleep(self, timeout: float | None) -> None:
+        """Return when rung, or after `timeout` seconds; may also return for no reason."""
+
+
+def _seconds_left(deadline_ns: int) -> float | None:
+    return None if deadline_ns < 0 else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+
+
+class Lanes:
+    """The learner's side of the slab: posts requests to lanes and collects those that are done.
+
+    Args:
+        slab: a shoal.slab.Slab.
+        state: uint8 [lanes], 1 where a request is pending; the learner's own, kept here.
+        owner: int32 [lanes], the worker of each lane.
+        bells: one for each worker.
+        bell: the learner's own.
+    """
+
+    def __init__(self, slab: Any, state: Array, owner: Array, bells: Sequence[Bell], bell: Bell):
+        self._state, self._owner, self._bells, self._bell = state, owner, bells, bell
+        self._frames = slab.layout.frames
+        self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._op, self._slot, self._done_ns = slab.array("op"), slab.array("slot"), slab.array("done_ns")
+        self._status = slab.array("status")
+        self._alarmed = False
+
+    def post(self, ids: Array | None, op: int) -> int:
+        """Ask lanes (None: all) for an operation. POST_BUSY_LANE, with nothing touched, if one was not idle."""
+        lanes: Any = slice(None) if ids is None else ids
+        if self._state[lanes].any():
+            return POST_BUSY_LANE
+        self._state[lanes] = LANE_PENDING
+        self._slot[lanes] = (self._slot[lanes] + 1) % self._frames
+        self._op[lanes] = op
+        self._requested[lanes] += np.uint64(1)
+        for worker in np.unique(self._owner[lanes]):
+            self._bells[worker].ring()
+        return POST_OK
+
+    def collect(
+        self, need: int, wanted: Array | None, deadline_ns: int, spin_ns: int, out: Array
+    ) -> tuple[int, int, int, int]:
+        """Wait for `need` lanes (of `wanted`, if given), take those done first, write their ids to `out`.
+
+        Returns:
+            (count, first, slot, status): slot is -1 unless the lanes are one run from `first` in one frame slot;
+            status is all their status bits together, 0 when nothing lies in the side channel; a negative count is COLLECT_TIMEOUT or COLLECT_ALARM. `spin_ns` is for the C core: Python that
+            spins holds up the very threads it waits for.
+        """
+        while True:
+            ready = np.flatnonzero((self._state == LANE_PENDING) & (self._answered == self._requested))
+            if wanted is not None:
+                ready = np.intersect1d(ready, wanted)
+            if len(ready) >= need:
+                break
+            if self._alarmed:
+                return COLLECT_ALARM, 0, -1, 0
+            left = _seconds_left(deadline_ns)
+            if left == 0.0:
+                return COLLECT_TIMEOUT, 0, -1, 0
+            self._bell.sleep(left)
+        if len(ready) > need:
+            ready = np.sort(ready[np.argsort(self._done_ns[ready], kind="stable")[:need]])
+        out[:need] = ready
+        self._state[ready] = LANE_IDLE
+        first, slots = int(ready[0]), self._slot[ready]
+        one_run = int(ready[-1]) - first == need - 1 and bool((slots == slots[0]).all())
+        status = int(np.bitwise_or.reduce(self._status[slots, ready]))
+        return need, first, int(slots[0]) if one_run else -1, status
+
+    def alarm(self) -> None:
+        """Wake whoever waits in collect, which then returns COLLECT_ALARM until heard()."""
+        self._alarmed = True
+        self._bell.ring()
+
+    def heard(self) -> None:
+        """The alarm was dealt with."""
+        self._alarmed = False
+
+    def ring(self, worker: int) -> None:
+        """For a message that lies in the worker's side channel."""
+        self._bells[worker].ring()
+
+
+class Block:
+    """The worker's side of the slab: steps the envs of a contiguous run of lanes.
+
+    Args:
+        slab: a shoal.slab.Slab.
+        worker: index of this worker; its lanes are `start` up to `stop`.
+        autoreset: a value of AUTORESET.
+        publish_each: ring the pool for every lane (partial batches) instead of once a pass.
+        action_kind: ACTION_SCALAR or ACTION_ROW of the array `actions`, or ACTION_CALL of a function.
+        leaves: for each leaf of the observation (offset, itemsize, nbytes, code, shape, path).
+        steps: bound `env.step`, one for each lane.
+        callbacks: special(lane, slot, op), finish(lane, slot, obs, info), note(lane, slot, info),
+            store(lane, slot, obs), failed(lane, slot, error), flush().
+        pool_bell, bell: the learner's and this worker's own.
+    """
+
+    def __init__(
+        self,
+        slab: Any,
+        worker: int,
+        start: int,
+        stop: int,
+        autoreset: int,
+        publish_each: bool,
+        action_kind: int,
+        leaves: tuple[tuple[Any, ...], ...],
+        steps: list[Callable[[Any], Any]],
+        actions: Any,
+        callbacks: tuple[Callable[..., None], ...],
+        pool_bell: Bell,
+        bell: Bell,
+    ):
+        self._start, self._stop, self._autoreset, self._publish_each = start, stop, autoreset, publish_each
+        self._action_kind, self._actions, self._steps = action_kind, actions, steps
+        self._special, self._finish, self._note, self._store, self._failed, self._flush = callbacks
+        self._pool_bell, self._bell = pool_bell, bell
+        self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._op, self._slot, self._done_ns = slab.array("op"), slab.array("slot"), slab.array("done_ns")
+        self._ended, self._stats = slab.array("ended"), slab.array("stats")[worker]
+        self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
+        self._frame = {name: slab.array(name) for name in _BLOCK_FRAME_FIELDS}
+
+    def wait(self, deadline_ns: int, spin_ns: int) -> bool:
+        """Sleep until rung (True) or the deadline (False)."""
+        self._bell.sleep(_seconds_left(deadline_ns))
+        return _seconds_left(deadline_ns) != 0.0
+
+    def run(self) -> int:
+        """Step every lane that was asked for; returns how many."""
+        began = time.monotonic_ns()
+        lanes = slice(self._start, self._stop)
+        asked = np.flatnonzero(self._requested[lanes] != self._answered[lanes]) + self._start
+        for lane in asked.tolist():
+            sequence = self._requested[lane]
+            try:
+                self._step(lane, int(self._slot[lane]))
+            except BaseException as error:
+                self._failed(lane, int(self._slot[lane]), error)
+            self._done_ns[lane] = time.monotonic_ns()
+            self._answered[lane] = sequence
+            if self._publish_each:
+                self._pool_bell.ring()
+                self._flush()
+        if len(asked):
+            self._stats[0] += len(asked)
+            self._stats[1] += time.monotonic_ns() - began
+            if not self._publish_each:
+                self._pool_bell.ring()
+        self._flush()
+        return len(asked)
+
+    def _step(self, lane: int, slot: int) -> None:
+        op = int(self._op[lane])
+        if op != OP_STEP or (self._ended[lane] and self._autoreset == AUTORESET["next_step"]):
+            self._special(lane, slot, op)
+            return
+        result = self._steps[lane - self._start](self._action(lane))
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise TypeError(f"step must return a tuple (obs, reward, terminated, truncated, info), got {result!r}")
+        observation, reward, terminated, truncated, info = result
+        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        self._run_return[lane] += reward
+        self._run_length[lane] += 1
+        values = (reward, terminated, truncated, False, 0, self._run_return[lane], self._run_length[lane])
+        for array, value in zip(self._frame.values(), values, strict=True):
+            array[slot, lane] = value
+        if terminated or truncated:
+            if self._autoreset == AUTORESET["same_step"]:
+                self._finish(lane, slot, observation, info)
+                return
+            self._ended[lane] = 1
+        self._store(lane, slot, observation)
+        if not isinstance(info, dict) or info:
+            self._note(lane, slot, info)
+
+    def _action(self, lane: int) -> Any:
+        if self._action_kind == ACTION_CALL:
+            return self._actions(lane)
+        row = self._actions[lane]
+        # A copy: envs keep and change their actions, and the slab will hold the next one.
+        return row if self._action_kind == ACTION_SCALAR else row.copy()
+
+
+def outside(kind: str, values: Array, low: Array, high: Array) -> int:
+    """The flat index of the first value outside its bounds (a NaN is outside), -1 for none."""
+    inside = (values >= low) & (values <= high)
+    return -1 if inside.all() else int(np.argmin(inside))
+
+
+def native_lanes(core: Any, slab: Any, state: Array, owner: Array, bells: Any, bell: Any) -> Any:
+    """The C core's Lanes from the twin's arguments; futexes in the slab take the place of the bells."""
+    layout = slab.layout
+    offsets = tuple(layout.offset(name) for name in _LANE_OFFSETS)
+    return core.Lanes(slab.memory, state, owner, layout.lanes, layout.frames, layout.workers, offsets)
+
+
+def native_block(
+    core: Any, slab: Any, worker: int, start: int, stop: int, autoreset: int, publish_each: bool, action_kind: int,
+    leaves: Any, steps: Any, actions: Any, callbacks: Any, pool_bell: Any, bell: Any,
+) -> Any:  # fmt: skip
+    """The C core's Block from the twin's arguments."""
+    layout = slab.layout
+    offsets = (
+        layout.offset("pool_bell"),
+        layout.offset("worker_bells", worker),
+        *(layout.offset(name) for name in _BLOCK_LANE_FIELDS),
+        layout.offset("stats", worker),
+        *(layout.offset(name) for name in _BLOCK_FRAME_FIELDS),
+    )
+    return core.Block(
+        slab.memory, layout.lanes, start, stop, autoreset, publish_each, action_kind, offsets,
+        leaves, steps, actions, callbacks,
+    )  # fmt: skip

@@ -1,0 +1,250 @@
+"""Turns a Gymnasium space into the flat list of leaves that the slab stores, and batches back into its shape.
+
+A leaf is an array of fixed type and shape (Box, Discrete, MultiDiscrete, MultiBinary), a bounded text, or an
+object (Graph, Sequence, OneOf, custom spaces), which travels whole through the side channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from shoal import native
+from shoal.errors import BadAction, BadObservation
+
+__all__ = ["Kind", "Leaf", "assemble", "flatten", "get_path", "read_actions", "write_observation"]
+
+Array = npt.NDArray[Any]
+Path = tuple[Any, ...]
+
+
+class Kind(Enum):
+    """How a leaf is stored."""
+
+    ARRAY = "array"
+    TEXT = "text"
+    OBJECT = "object"
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One innermost part of a space.
+
+    Attributes:
+        path: the keys and indices that lead to it from the outside; () when the space is itself a leaf.
+        shape: of one env's value.
+        dtype: of the field; object for what travels through the side channel.
+        low, high: inclusive bounds in the field's own type, broadcast to `shape`; None where there are none.
+        discrete: whether a value out of bounds makes no sense at all (Box bounds are advice to many envs).
+    """
+
+    path: Path
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    discrete: bool = False
+    scalar: bool = False
+    low: Array | None = field(default=None, repr=False)
+    high: Array | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """How messages call it, such as "observation['camera'][0]" without its first word."""
+        return "".join(f"[{key!r}]" for key in self.path)
+
+    @property
+    def code(self) -> str:
+        """The native core's letter for its type: f, i, u, b for arrays, n for one integer, o for the rest."""
+        if self.kind is not Kind.ARRAY:
+            return "o"
+        return "n" if self.scalar else self.dtype.kind
+
+
+def flatten(space: Space[Any], path: Path = ()) -> tuple[Leaf, ...]:
+    """The leaves of a space, in the order in which Gymnasium batches them."""
+    if isinstance(space, spaces.Dict):
+        return tuple(leaf for key, sub in space.spaces.items() for leaf in flatten(sub, (*path, key)))
+    if isinstance(space, spaces.Tuple):
+        return tuple(leaf for i, sub in enumerate(space.spaces) for leaf in flatten(sub, (*path, i)))
+    return (_leaf(space, path),)
+
+
+def _leaf(space: Space[Any], path: Path) -> Leaf:
+    if isinstance(space, spaces.Box):
+        return _array_leaf(path, space.shape, space.dtype, space.low, space.high)
+    if isinstance(space, spaces.Discrete):
+        start, n = int(space.start), int(space.n)
+        return _array_leaf(path, (), space.dtype, start, start + n - 1, discrete=True, scalar=True)
+    if isinstance(space, spaces.MultiDiscrete):
+        low = np.asarray(space.start)
+        return _array_leaf(path, space.shape, space.dtype, low, low + space.nvec - 1, discrete=True)
+    if isinstance(space, spaces.MultiBinary):
+        return _array_leaf(path, space.shape, space.dtype, 0, 1, discrete=True)
+    if isinstance(space, spaces.Text) and "\0" not in space.character_set:
+        return Leaf(path, Kind.TEXT, (), np.dtype(f"<U{space.max_length}"))
+    return Leaf(path, Kind.OBJECT, (), np.dtype(object))
+
+
+def _array_leaf(
+    path: Path, shape: Any, dtype: Any, low: Any, high: Any, discrete: bool = False, scalar: bool = False
+) -> Leaf:
+    dtype = np.dtype(dtype)
+    bounds = [np.ascontiguousarray(np.broadcast_to(np.asarray(b, dtype), shape)) for b in (low, high)]
+    return Leaf(path, Kind.ARRAY, tuple(shape), dtype, discrete, scalar, *bounds)
+
+
+def assemble(space: Space[Any], values: Sequence[Any]) -> Any:
+    """Nest one value per leaf into the shape of the space: dicts for Dict, tuples for Tuple."""
+    return _assemble(space, iter(values))
+
+
+def _assemble(space: Space[Any], values: Iterator[Any]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _assemble(sub, values) for key, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_assemble(sub, values) for sub in space.spaces)
+    return next(values)
+
+
+def get_path(value: Any, path: Path) -> Any:
+    """Follow keys and indices into a nested value."""
+    for key in path:
+        value = value[key]
+    return value
+
+
+def read_actions(leaves: Sequence[Leaf], actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> list[Any]:
+    """Check a batch of actions and take it apart: one array [len(ids), ...] or list of objects for each leaf.
+
+    Raises:
+        BadAction: naming the env, what was expected and what was found.
+    """
+    return [_read_leaf(leaf, actions, ids, check_boxes) for leaf in leaves]
+
+
+def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> Any:
+    count = len(ids)
+    try:
+        value = get_path(actions, leaf.path)
+    except (KeyError, IndexError, TypeError) as error:
+        found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
+        raise BadAction(f"actions have no part {leaf.name}: expected a batch with it, found {found}") from error
+    if leaf.kind is not Kind.ARRAY:
+        return _read_objects(leaf, value, count)
+    array = _read_array(leaf, value, count)
+    if leaf.discrete or check_boxes:
+        _check_bounds(leaf, array, ids)
+    # Only after the check: 300 must not become 44 in a uint8.
+    return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+
+
+def _read_objects(leaf: Leaf, value: Any, count: int) -> list[Any]:
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray):
+        raise BadAction(
+            f"actions{leaf.name}: expected a sequence of {count} items, one per env, found {type(value).__name__}"
+        )
+    items = list(value)
+    if len(items) != count:
+        raise BadAction(f"actions{leaf.name}: expected {count} items, one per env, found {len(items)}")
+    if leaf.kind is Kind.TEXT:
+        limit = leaf.dtype.itemsize // 4
+        for i, item in enumerate(items):
+            if not isinstance(item, str) or len(item) > limit:
+                raise BadAction(f"actions{leaf.name}[{i}]: expected a text of at most {limit}, found {item!r}")
+    return items
+
+
+def _read_array(leaf: Leaf, value: Any, count: int) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise BadAction(f"actions{leaf.name} cannot be made into one array: {error}") from error
+    allowed = "fiu" if leaf.dtype.kind == "f" else "b" if leaf.dtype.kind == "b" else "iu"
+    if array.dtype.kind not in allowed and array.dtype != leaf.dtype:
+        raise BadAction(f"actions{leaf.name}: expected type {leaf.dtype}, found {array.dtype}")
+    expected = (count, *leaf.shape)
+    if array.shape != expected:
+        raise BadAction(
+            f"actions{leaf.name}: expected shape {expected}, one row for each of {count} envs, found {array.shape}"
+        )
+    return array
+
+
+def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
+    if array.dtype == leaf.dtype:
+        at = native.outside(leaf.dtype.kind, np.ascontiguousarray(array), leaf.low, leaf.high)
+    else:
+        at = -2
+    if at == -2:  # another type than the field's, or one the core does not know (float16, bool)
+        inside = (array >= leaf.low) & (array <= leaf.high)
+        at = -1 if inside.all() else int(np.argmin(inside))
+    if at < 0:
+        return
+    index = np.unravel_index(at, array.shape)
+    assert leaf.low is not None and leaf.high is not None
+    low, high = leaf.low[index[1:]], leaf.high[index[1:]]
+    where = "".join(f"[{int(i)}]" for i in index)
+    raise BadAction(
+        f"actions{leaf.name}{where} for env {int(ids[int(index[0])])}: expected {low} to {high}, found {array[index]}"
+    )
+
+
+def write_observation(leaves: Sequence[Leaf], targets: Sequence[Any], row: tuple[int, ...], obs: Any) -> list[Any]:
+    """Write an env's observation into the arrays of its leaves at `row`, casting where nothing is lost in kind.
+
+    Args:
+        targets: one array per leaf, None for objects.
+
+    Returns:
+        The objects of the leaves that have no array.
+
+    Raises:
+        BadObservation: without the env id, which the caller knows.
+    """
+    objects = []
+    for leaf, target in zip(leaves, targets, strict=True):
+        try:
+            value = get_path(obs, leaf.path)
+        except (KeyError, IndexError, TypeError) as error:
+            raise BadObservation(f"the observation has no part {leaf.name}: {_describe(obs)}") from error
+        if leaf.kind is Kind.OBJECT:
+            objects.append(value)
+        elif leaf.kind is Kind.TEXT:
+            target[row] = _checked_text(leaf, value)
+        else:
+            target[row] = _checked_array(leaf, value)
+    return objects
+
+
+def _checked_text(leaf: Leaf, value: Any) -> str:
+    limit = leaf.dtype.itemsize // 4
+    if not isinstance(value, str) or len(value) > limit:
+        raise BadObservation(f"observation{leaf.name}: expected a text of at most {limit}, found {value!r}")
+    return value
+
+
+def _checked_array(leaf: Leaf, value: Any) -> Array:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise BadObservation(f"observation{leaf.name} cannot be made into an array: {error}") from error
+    if array.shape != leaf.shape:
+        raise BadObservation(f"observation{leaf.name}: expected shape {leaf.shape}, found {array.shape}")
+    if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+        raise BadObservation(f"observation{leaf.name}: expected type {leaf.dtype}, found {array.dtype}")
+    cast = array.astype(leaf.dtype)
+    if leaf.dtype.kind in "iu" and not np.array_equal(cast, array):
+        raise BadObservation(f"observation{leaf.name}: {array} does not fit into {leaf.dtype}")
+    return cast
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"its keys are {sorted(map(str, value))}"
+    return f"it is of type {type(value).__name__}"
