@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium
-import numpy as np
 from gymnasium import Space
 
 from shoal import native
@@ -106,9 +105,7 @@ def _check_env(env: Any) -> None:
         raise BadEnv(f"the env function returned {env!r}, which is a vector env already: return single envs")
     missing = [name for name in ("step", "reset", "observation_space", "action_space") if not hasattr(env, name)]
     if missing:
-        raise BadEnv(
-            f"the env function returned {env!r}, which is no Gymnasium env: it has no {', '.join(missing)}"
-        )
+        raise BadEnv(f"the env function returned {env!r}, which is no Gymnasium env: it has no {', '.join(missing)}")
 
 
 def _summarize(envs: list[Any]) -> Summary:
@@ -163,19 +160,11 @@ class Stepper:
         kind, actions = self._action_source()
         self.core = native.Block(
             slab, worker, start, start + len(envs), native.AUTORESET[config.autoreset], config.publish_each, kind,
-            self._leaf_descriptions(slab), [env.step for env in envs], actions,
+            slab.describe("obs", self._leaves), [env.step for env in envs], actions,
             (self.special, self.finish, self.note, self.store, self.failed, self.flush), pool_bell, bell,
         )  # fmt: skip
         self.run = self.core.run
         self.wait = self.core.wait
-
-    def _leaf_descriptions(self, slab: Slab) -> tuple[tuple[Any, ...], ...]:
-        rows = []
-        for i, leaf in enumerate(self._leaves):
-            offset = 0 if leaf.kind is Kind.OBJECT else slab.layout.offset(f"obs.{i}")
-            nbytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
-            rows.append((offset, leaf.dtype.itemsize, nbytes, leaf.code, leaf.shape, leaf.path))
-        return tuple(rows)
 
     def _action_source(self) -> tuple[int, Any]:
         leaf = self._action_leaves[0] if len(self._action_leaves) == 1 else None

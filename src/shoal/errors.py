@@ -184,8 +184,9 @@ def _both(original_type: type[BaseException] | None) -> EnvError:
         return EnvError()
     try:
         namespace: dict[str, Any] = {"__module__": "shoal", "__doc__": EnvError.__doc__}
-        combined = type("EnvError", (EnvError, original_type), namespace)
+        combined: Any = type("EnvError", (EnvError, original_type), namespace)
         # __new__ without __init__: the env's type may want arguments that we cannot know.
-        return combined.__new__(combined)  # type: ignore[no-any-return]
+        error: EnvError = combined.__new__(combined)
+        return error
     except TypeError:
         return EnvError()

@@ -1,16 +1,34 @@
-"""Chooses the backend and the number of workers: as asked for, or from a measurement of the env."""
+"""Chooses the backend and the number of workers: as asked for, or from a measurement of the env.
+
+The choice is the smallest of a few predictions. Each says how long a batch will take on one backend with some
+number of workers, from the measured steps and from what a hand-over costs there (constants below, measured by
+benchmarks/auto.py's predecessors on two cores; only their order of magnitude matters).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from shoal.adapters.gymnasium import EnvFn
+import numpy as np
+
+from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
+from shoal.backends.processes import ProcessWorker
 from shoal.cores import usable_cores
 from shoal.deadline import Deadline
+from shoal.errors import BadEnv
+from shoal.measurement import Measurement
 
-__all__ = ["Plan", "make_plan", "spin_times"]
+__all__ = ["Plan", "make_plan", "predict", "spin_times"]
+
+CALLER = 4e-6  # the caller's own work per batch
+LANE = 0.3e-6  # per env and batch, on any backend
+HYBRID = 3e-6  # meeting workers that spin beside the caller
+PROCESSES = 25e-6  # sleeping and waking up again
+PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
+THREAD_TURN = 30e-6  # the same for a thread, under the GIL
+MOST_PROCESSES, MOST_THREADS = 128, 256
+MARGIN = 0.97  # a more complicated choice must be predicted to take less than this of a simpler one
 
 
 @dataclass(frozen=True)
@@ -20,9 +38,11 @@ class Plan:
     backend: str
     num_workers: int
     reason: str
+    measured: Measurement | None = None
 
     def __str__(self) -> str:
-        return f"{self.backend}, {self.num_workers} workers: {self.reason}"
+        workers = f"{self.num_workers} worker" + ("s" if self.num_workers != 1 else "")
+        return f"{self.backend} with {workers}: {self.reason}"
 
 
 def make_plan(
@@ -34,15 +54,119 @@ def make_plan(
     start_method: str,
     deadline: Deadline,
 ) -> Plan:
-    cores = usable_cores()
-    if backend == "auto":
-        backend = "serial"
-    workers = 1 if backend == "serial" else min(num_workers or cores, len(env_fns))
-    return Plan(backend, workers, "asked for")
+    """Settle the backend and the worker count.
+
+    Args:
+        backend: a backend's name, or "auto".
+        isolate: envs must not run in the caller's process.
+    """
+    count, cores = len(env_fns), usable_cores()
+    if num_workers is not None and (
+        isinstance(num_workers, bool) or int(num_workers) != num_workers or num_workers < 1
+    ):
+        raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {num_workers!r}")
+    if backend != "auto":
+        if isolate and backend != "processes":
+            raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
+        if backend == "serial":
+            return Plan("serial", 1, "as asked for")
+        default = min(count, MOST_THREADS) if backend == "threads" else cores
+        return Plan(backend, min(int(num_workers or default), count), "as asked for")
+    try:
+        measured = _measure(env_fns[0], start_method, deadline)
+    except BadEnv as error:
+        if isolate:
+            raise
+        return Plan("serial", 1, f"no process can run it: {error}")
+    return _choose(measured, count, batch_size, cores, num_workers, isolate)
+
+
+def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measurement:
+    """Build one env in a process of its own, step it for a moment, end the process.
+
+    Raises:
+        BadEnv: the env function cannot be sent to a process.
+        EnvError, WorkerDied: the env raised or took its process along.
+    """
+    worker = ProcessWorker(0, 0, 1, pickle_env_fns([env_fn]), registry_additions(), start_method)
+    try:
+        worker.launch()
+        worker.built(deadline)
+        return worker.probe(deadline)
+    finally:
+        worker.close(Deadline.after(1.0))
+
+
+def _choose(
+    measured: Measurement, count: int, batch_size: int, cores: int, num_workers: int | None, isolate: bool
+) -> Plan:
+    best: tuple[float, str, int] | None = None
+    for backend, workers in _candidates(count, cores, num_workers, isolate, measured):
+        seconds = predict(measured, backend, workers, count, batch_size, cores)
+        if best is None or seconds < best[0] * MARGIN:
+            best = (seconds, backend, workers)
+    assert best is not None
+    seconds, backend, workers = best
+    reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
+    return Plan(backend, workers, f"{reason}; expected {batch_size / seconds:,.0f} steps/s on {cores} cores", measured)
+
+
+def _candidates(
+    count: int, cores: int, num_workers: int | None, isolate: bool, measured: Measurement
+) -> list[tuple[str, int]]:
+    """From the simplest to the most complicated."""
+    waits = measured.waiting > 0.2
+    counts = [min(int(num_workers or cores), count)]
+    while waits and num_workers is None and counts[-1] < count:
+        counts.append(min(2 * counts[-1], count))
+    processes = [("processes", w) for w in counts if w <= MOST_PROCESSES]
+    if isolate:
+        return processes
+    hybrid = [("hybrid", w) for w in counts[:1] if w > 1]
+    # Threads share the GIL: they are for envs that wait.
+    threads = [("threads", w) for w in counts if w <= MOST_THREADS] if waits else []
+    return [("serial", 1), *hybrid, *threads, *processes]
+
+
+def predict(measured: Measurement, backend: str, workers: int, count: int, batch_size: int, cores: int) -> float:
+    """Seconds for one batch."""
+    share = batch_size / count
+    if backend == "serial":
+        return CALLER + batch_size * (measured.mean + LANE)
+    # With a partial batch nobody waits for the slowest: all workers are busy all the time.
+    even = measured.mean * batch_size / workers
+    block = even if batch_size < count else _slowest_block(measured, workers, count)
+    turns = workers * share
+    if backend == "threads":
+        gil = batch_size * (measured.cpu + LANE) + turns * THREAD_TURN
+        return CALLER + max(block + THREAD_TURN, gil)
+    turn_cost = turns * PROCESS_TURN if workers > cores else 0.0
+    computing = (batch_size * (measured.cpu + LANE) + turn_cost) / cores
+    together = HYBRID if backend == "hybrid" else PROCESSES
+    return CALLER + together + max(block + LANE * count / workers, computing)
+
+
+def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
+    """How long the slowest of the workers takes for its block, drawn from the measured steps.
+
+    The mean says little about envs that sometimes take long: everybody waits for the longest.
+    """
+    size = -(-count // workers)
+    rng = np.random.default_rng(0)
+    samples = np.asarray(measured.wall)
+    if workers == 1 or samples.std() < 0.05 * samples.mean():
+        return size * float(samples.mean())
+    repeats = max(1, min(64, 200_000 // (size * workers)))
+    draws = rng.choice(samples, (repeats, workers, size))
+    return float(draws.sum(axis=2).max(axis=1).mean())
 
 
 def spin_times(plan: Plan) -> tuple[int, int]:
-    import os
-    a = int(os.environ.get("SPIN_POOL", "20")) * 1000
-    b = int(os.environ.get("SPIN_WORKER", "50")) * 1000
-    return a, b
+    """How long (the pool, a worker) looks for an answer before it sleeps, in ns.
+
+    Waking a sleeper costs more than a small batch, so everybody spins a little; but a crowd that spins only keeps
+    those from running that it waits for, so where workers far outnumber the cores nobody does.
+    """
+    if plan.backend == "threads" or plan.num_workers > 2 * usable_cores():
+        return 0, 0
+    return 20_000, 50_000

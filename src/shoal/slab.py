@@ -155,6 +155,15 @@ class Slab:
         """The arrays of a space's leaves; None for objects, which have none."""
         return [None if leaf.kind is Kind.OBJECT else self.array(f"{prefix}.{i}") for i, leaf in enumerate(leaves)]
 
+    def describe(self, prefix: str, leaves: Sequence[Leaf]) -> tuple[tuple[Any, ...], ...]:
+        """The leaves as the native core wants them: (offset, itemsize, nbytes of a lane, code, shape, path)."""
+        rows = []
+        for i, leaf in enumerate(leaves):
+            offset = 0 if leaf.kind is Kind.OBJECT else self.layout.offset(f"{prefix}.{i}")
+            nbytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+            rows.append((offset, leaf.dtype.itemsize, nbytes, leaf.code, leaf.shape, leaf.path))
+        return tuple(rows)
+
     def close(self) -> None:
         """Give up the descriptor. The memory itself goes when the last array on it does."""
         if self.fd is not None:

@@ -177,6 +177,8 @@ def _read_array(leaf: Leaf, value: Any, count: int) -> Array:
 
 
 def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
+    assert leaf.low is not None
+    assert leaf.high is not None
     if array.dtype == leaf.dtype:
         at = native.outside(leaf.dtype.kind, np.ascontiguousarray(array), leaf.low, leaf.high)
     else:
@@ -187,7 +189,6 @@ def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
     if at < 0:
         return
     index = np.unravel_index(at, array.shape)
-    assert leaf.low is not None and leaf.high is not None
     low, high = leaf.low[index[1:]], leaf.high[index[1:]]
     where = "".join(f"[{int(i)}]" for i in index)
     raise BadAction(

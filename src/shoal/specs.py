@@ -53,7 +53,13 @@ def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[A
         batched = batch_differing_spaces([obs for obs, _ in pairs])
     about = summaries[0]
     return EnvSpecs(
-        single, batched, first_action, batch_space(first_action, num_envs), about.metadata, about.render_mode, about.spec
+        single,
+        batched,
+        first_action,
+        batch_space(first_action, num_envs),
+        about.metadata,
+        about.render_mode,
+        about.spec,
     )
 
 
@@ -63,7 +69,7 @@ def _compare(env_id: int, obs: Any, action: Any, single: Any, first_action: Any,
             f"env {env_id} has the observation space {obs}, and env 0 has {single}; if only the bounds differ, "
             'use observation_mode="different"'
         )
-    if not is_space_dtype_shape_equiv(obs, single):
+    if mode != "same" and not is_space_dtype_shape_equiv(obs, single):
         raise SpaceMismatch(
             f"env {env_id} has the observation space {obs}, which differs from {single} in shape or type"
         )

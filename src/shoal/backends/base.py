@@ -50,7 +50,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def state(self) -> str:
-        """"starting", "running", "dead" or "closed"."""
+        """ "starting", "running", "dead" or "closed"."""
 
     @property
     @abstractmethod

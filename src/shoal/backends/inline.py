@@ -64,7 +64,7 @@ class InlineWorker(Worker):
         self._stepper = Stepper(
             slab, self.index, self.start, self._envs, config, self._outbox.append, pool_bell, self.bell, True
         )
-        self.run = self._stepper.run
+        self.run = self._stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:
         """Ready at once."""

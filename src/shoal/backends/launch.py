@@ -32,7 +32,7 @@ class _Server:
 
     def connect_to_new_process(self, fds: list[int]) -> tuple[int, int]:
         with self._lock:
-            return self._server.connect_to_new_process(fds)  # type: ignore[no-any-return]
+            return self._server.connect_to_new_process(fds)
 
 
 _server = _Server()

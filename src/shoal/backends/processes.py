@@ -19,6 +19,7 @@ from shoal.backends.worker_main import DING, Assignment, ConnectionBell, main
 from shoal.block import StepperConfig, Summary
 from shoal.deadline import Deadline
 from shoal.errors import StepTimeout, WorkerDied
+from shoal.measurement import Measurement
 from shoal.remote import dumps
 from shoal.slab import Slab
 
@@ -53,11 +54,11 @@ class ProcessWorker(Worker):
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return None if self._process is None or self._state == "closed" else self._process.pid
 
     @property
     def bell(self) -> ConnectionBell:
-        return ConnectionBell(self._connection)
+        return ConnectionBell(self._connection, self._connection.send_bytes)
 
     @property
     def connection(self) -> connection.Connection:
@@ -84,6 +85,16 @@ class ProcessWorker(Worker):
             env_id, error = answer
             raise error.unpack(env_id, self.index)
         assert isinstance(answer, Summary)
+        return answer
+
+    def probe(self, deadline: Deadline) -> Measurement:
+        """Have its first env measured instead of attaching it to a slab."""
+        self._send_raw(cloudpickle.dumps(("probe",)))
+        answer = self.receive(deadline)
+        if isinstance(answer, tuple):
+            env_id, error = answer
+            raise error.unpack(env_id, self.index)
+        assert isinstance(answer, Measurement)
         return answer
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
@@ -259,7 +270,7 @@ class Supervisor:
             ended = connection.wait([*self._watched, self._reader])
             if self._reader in ended:
                 return
-            self.dead += [self._watched.pop(sentinel) for sentinel in ended]  # type: ignore[index]
+            self.dead += [self._watched.pop(sentinel) for sentinel in ended if isinstance(sentinel, int)]
             self._cry()
 
     def close(self) -> None:

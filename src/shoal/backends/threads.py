@@ -125,9 +125,7 @@ class ThreadWorker(Worker):
                 env.close()
             return
         slab, config, pool_bell = attachment
-        stepper = Stepper(
-            slab, self.index, self.start, envs, config, self._outbox.put, pool_bell, self._bell, False
-        )
+        stepper = Stepper(slab, self.index, self.start, envs, config, self._outbox.put, pool_bell, self._bell, False)
         self._outbox.put("attached")
         self._serve(stepper, config.spin_ns)
         self._outbox.put(("closed", stepper.close()))

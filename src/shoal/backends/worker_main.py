@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import signal
 import sys
@@ -18,6 +19,7 @@ import cloudpickle
 from shoal import native
 from shoal.adapters.gymnasium import install_registry
 from shoal.block import BuildError, Note, Reply, Stepper, StepperConfig, build_envs
+from shoal.measurement import time_steps
 from shoal.remote import PackedError, dumps, pack_error
 from shoal.slab import Layout, Slab
 
@@ -41,14 +43,59 @@ class Assignment:
 class ConnectionBell:
     """The twin's bell: an empty message in the side channel."""
 
-    def __init__(self, connection: Connection):
-        self._connection = connection
+    def __init__(self, connection: Connection, send: Callable[[bytes], None]):
+        self._connection, self._send = connection, send
 
     def ring(self) -> None:
-        self._connection.send_bytes(DING)
+        self._send(DING)
 
     def sleep(self, timeout: float | None) -> None:
         self._connection.poll(timeout)
+
+
+class Outbox:
+    """Sends to the caller without ever waiting for it.
+
+    A caller that waits for more answers does not read; a worker that waited for it to read would never give them.
+    So what does not fit into the channel at once is left to a thread.
+    """
+
+    SMALL = 8192  # fits whenever the channel calls itself writable
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self._writable = select.poll()
+        self._writable.register(connection.fileno(), select.POLLOUT)
+        self._lock = threading.Lock()
+        self._waiting = 0  # messages that the thread still has
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def send(self, data: bytes) -> None:
+        with self._lock:
+            if not self._waiting and len(data) <= self.SMALL and self._writable.poll(0):
+                self._connection.send_bytes(data)
+                return
+            self._waiting += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._drain, name="shoal-outbox", daemon=True)
+                self._thread.start()
+        self._queue.put(data)
+
+    def _drain(self) -> None:
+        while (data := self._queue.get()) is not None:
+            try:
+                self._connection.send_bytes(data)
+            except OSError:
+                return  # the caller is gone; the main thread learns it by itself
+            with self._lock:
+                self._waiting -= 1
+
+    def close(self) -> None:
+        """Wait until everything is sent."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
 
 
 def main(connection: Connection, assignment: bytes, inherited: list[int]) -> None:
@@ -94,20 +141,20 @@ def _work(connection: Connection, assignment: Assignment) -> None:
         connection.send_bytes(dumps((assignment.start, pack_error(error, "loading its env function"))))
         return
     connection.send_bytes(_dumps_summary(summary))
-    config = _attach(connection)
+    config = _attach(connection, envs)
     if config is None:
         for env in envs:
             env.close()
         return
     slab, stepper_config = config
-    channel = _Channel(connection, slab, assignment.index)
-    bell = ConnectionBell(connection)
-    stepper = Stepper(
-        slab, assignment.index, assignment.start, envs, stepper_config, channel.post, bell, bell, False
-    )
+    outbox = Outbox(connection)
+    channel = _Channel(connection, outbox, slab, assignment.index)
+    bell = ConnectionBell(connection, outbox.send)
+    stepper = Stepper(slab, assignment.index, assignment.start, envs, stepper_config, channel.post, bell, bell, False)
     connection.send_bytes(dumps("attached"))
     channel.serve(stepper, stepper_config.spin_ns)
     channel.post(("closed", stepper.close()))
+    outbox.close()
 
 
 def _dumps_summary(summary: Any) -> bytes:
@@ -118,9 +165,15 @@ def _dumps_summary(summary: Any) -> bytes:
         return dumps(summary.__class__(summary.spaces, summary.which, {}, summary.render_mode, None))
 
 
-def _attach(connection: Connection) -> tuple[Slab, StepperConfig] | None:
+def _attach(connection: Connection, envs: list[Any]) -> tuple[Slab, StepperConfig] | None:
+    """Wait for the slab. A worker that was only started to be measured gets none."""
     message = cloudpickle.loads(connection.recv_bytes())
-    if message[0] == "close":
+    if message[0] == "probe":
+        try:
+            connection.send_bytes(dumps(time_steps(envs[0])))
+        except Exception as error:
+            connection.send_bytes(dumps((0, pack_error(error, "step or reset"))))
+    if message[0] in ("probe", "close"):
         return None
     layout: Layout = message[1]
     return Slab.attach(layout, reduction.recv_handle(connection)), message[2]
@@ -129,8 +182,8 @@ def _attach(connection: Connection) -> tuple[Slab, StepperConfig] | None:
 class _Channel:
     """The worker's end of the side channel."""
 
-    def __init__(self, connection: Connection, slab: Slab, index: int):
-        self._connection = connection
+    def __init__(self, connection: Connection, outbox: Outbox, slab: Slab, index: int):
+        self._connection, self._outbox = connection, outbox
         self._mail = slab.array("mail")[index]
         self._read = 0  # commands read so far, against mail[0] sent
 
@@ -160,7 +213,7 @@ class _Channel:
             data = dumps(message)
         except Exception:
             data = dumps(_without_unpicklable(message))
-        self._connection.send_bytes(data)
+        self._outbox.send(data)
 
 
 def _without_unpicklable(message: Any) -> Any:

@@ -14,9 +14,9 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.vector_env import AutoresetMode
 
-from shoal.deadline import NEVER, Deadline
 from shoal.errors import EnvError, StepTimeout
-from shoal.pool import Pool, Ready
+from shoal.frames import Ready
+from shoal.pool import Pool
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -54,10 +54,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.autoreset_mode = _autoreset_mode(autoreset_mode)
         self.copy, self.observation_mode = copy, observation_mode
         pool_options.setdefault("check_actions", "discrete")
-        self.pool = Pool(
-            env, num_envs, copy=copy, autoreset=_MODES[self.autoreset_mode], observation_mode=observation_mode,
-            **pool_options,
-        )  # type: ignore[arg-type]  # fmt: skip
+        pool_options |= {"copy": copy, "autoreset": _MODES[self.autoreset_mode], "observation_mode": observation_mode}
+        self.pool = Pool(env, num_envs, **pool_options)
         if self.pool.batch_size != self.pool.num_envs:
             self.pool.close()
             raise ValueError(
@@ -78,7 +76,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """The seed of each env's own generator."""
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """Each env's own generator; a copy where the env lives in another process."""
         return self.get_attr("np_random")
@@ -114,23 +112,17 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """The observations and infos of the reset that was started."""
         ready = self._finish(AsyncState.WAITING_RESET, "reset_wait", "reset_async", timeout)
         if self._reset_ids is not None:
-            ready = self.pool.whole(ready)
-        return self.pool.take_obs(ready), self._infos(ready)
+            ready = self.pool.data.whole(ready)
+        return self.pool.data.take_obs(ready), self._infos(ready)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all envs."""
         pool = self.pool
         if self._state is not AsyncState.DEFAULT or self._late or pool.closed:
             self._begin("step_async")
-        pool.send(actions)
-        try:
-            ready = pool.wait()
-        except EnvError:
-            pool.drop_pending()
-            raise
-        take = pool.take
+        ready = pool.exchange(actions)
         infos = self._infos(ready) if ready.infos else {}
-        return pool.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"), infos
+        return (*pool.data.take_step(ready), infos)
 
     def step_async(self, actions: Any) -> None:
         """Start a step; its result comes with `step_wait`."""
@@ -141,11 +133,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The result of the step that was started."""
         ready = self._finish(AsyncState.WAITING_STEP, "step_wait", "step_async", timeout)
-        take = self.pool.take
-        return (
-            self.pool.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
-            self._infos(ready),
-        )  # fmt: skip
+        return (*self.pool.data.take_step(ready), self._infos(ready))
 
     # ---- calls -----------------------------------------------------------------------------------------------
 
@@ -169,7 +157,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             )
         self._state = AsyncState.DEFAULT
         try:
-            return tuple(self.pool.finish_call(self._call, NEVER if timeout is None else Deadline.after(timeout)))
+            return tuple(self.pool.finish_call(self._call, timeout))
         except StepTimeout as error:
             raise WaitTimeout(f"The call to `call_wait` has timed out: {error}", error.env_ids) from None
 

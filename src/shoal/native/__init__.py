@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.native import twin
 
-__all__ = ["AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "KIND", "OP_RESET", "OP_STEP", "Block", "Lanes", "outside"]
+__all__ = [
+    "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
+    "OP_STEP", "Block", "Lanes", "outside",
+]  # fmt: skip
 
 # The numbers that the C headers use.
 OP_STEP, OP_RESET = twin.OP_STEP, twin.OP_RESET
-COLLECT_TIMEOUT, COLLECT_ALARM = twin.COLLECT_TIMEOUT, twin.COLLECT_ALARM
+COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = (
+    twin.COLLECT_TIMEOUT, twin.COLLECT_ALARM, twin.IN_USE, twin.NOT_TAKEN
+)  # fmt: skip
+MIXED_SLOTS = 255
 AUTORESET = twin.AUTORESET
 
 core: Any = None

@@ -27,6 +27,8 @@ typedef struct {
     uint32_t pad[12];         /* a cache line of its own */
 } Bell;
 
+#define SPIN_LOOKS 32
+
 enum BellResult { BELL_REACHED = 0, BELL_TIMEOUT = 1, BELL_ALARM = 2, BELL_SIGNAL = 3 };
 
 static inline int64_t now_ns(void) {
@@ -64,15 +66,18 @@ static inline void bell_cry(Bell *bell) {
     futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
 }
 
+/* Looks for a moment, then looks between yields: where threads outnumber cores, the one that we wait for, or
+ * the one that we have just woken, may need this very core. */
 static inline int bell_spin(Bell *bell, uint32_t target, uint32_t alarm, int64_t until) {
-    do {
-        for (int i = 0; i < 64; i++) {
+    for (;;) {
+        for (int i = 0; i < SPIN_LOOKS; i++) {
             if (bell_reached(bell, target)) return BELL_REACHED;
             spin_pause();
         }
         if (atomic_load(&bell->alarm) != alarm) return BELL_ALARM;
-    } while (now_ns() < until);
-    return BELL_TIMEOUT;
+        if (now_ns() >= until) return BELL_TIMEOUT;
+        sched_yield();
+    }
 }
 
 /* Sleeps until the count reaches `target`; `deadline` in monotonic ns, negative for none. */

@@ -9,14 +9,17 @@
 #ifndef SHOAL_LANES_H
 #define SHOAL_LANES_H
 
+#include "bounds.h"
 #include "compat.h"
 #include "doorbell.h"
+#include "leaf.h"
 
 #include <stdlib.h>
 
 enum LaneState { LANE_IDLE = 0, LANE_PENDING = 1 };
-enum CollectResult { COLLECT_TIMEOUT = -1, COLLECT_ALARM = -2 };
+enum CollectResult { COLLECT_TIMEOUT = -1, COLLECT_ALARM = -2, COLLECT_RAISED = -3, IN_USE = -4, NOT_TAKEN = -5 };
 enum PostResult { POST_OK = 0, POST_BUSY_LANE = 1 };
+#define MIXED_SLOTS 255
 
 typedef struct { int64_t done_ns, lane; } Candidate;
 
@@ -31,7 +34,11 @@ typedef struct {
     int64_t *done_ns;
     uint32_t alarm_seen;
     Candidate *candidates;
-    uint8_t *touched; /* workers to ring in this post */
+    uint8_t *touched;     /* workers to ring in this post */
+    _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
+    int has_action;       /* whether actions are one array, described by: */
+    Leaf action;
+    Py_buffer low, high;  /* its bounds; len 0 for none */
 } Lanes;
 
 static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
@@ -72,8 +79,24 @@ static void lanes_dealloc(PyObject *object) {
     if (self->slab.obj) PyBuffer_Release(&self->slab);
     if (self->state.obj) PyBuffer_Release(&self->state);
     if (self->owner.obj) PyBuffer_Release(&self->owner);
+    if (self->low.obj) PyBuffer_Release(&self->low);
+    if (self->high.obj) PyBuffer_Release(&self->high);
+    Py_XDECREF(self->action.path);
     PyObject_Free(object);
     Py_DECREF(type);
+}
+
+/* use_action(leaf description, low, high): actions are one array; bounds of length 0 are not checked. */
+static PyObject *lanes_use_action(PyObject *object, PyObject *args) {
+    Lanes *self = (Lanes *)object;
+    PyObject *description, *low, *high;
+    if (!PyArg_ParseTuple(args, "OOO", &description, &low, &high)) return NULL;
+    if (self->has_action) { PyErr_SetString(PyExc_RuntimeError, "use_action was called before"); return NULL; }
+    if (leaf_read(&self->action, self->slab.buf, description) < 0) return NULL;
+    if (PyObject_GetBuffer(low, &self->low, PyBUF_C_CONTIGUOUS) < 0) return NULL;
+    if (PyObject_GetBuffer(high, &self->high, PyBUF_C_CONTIGUOUS) < 0) return NULL;
+    self->has_action = 1;
+    Py_RETURN_NONE;
 }
 
 static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
@@ -100,6 +123,7 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
     PyObject *ids_object;
     unsigned char op;
     if (!PyArg_ParseTuple(args, "Ob", &ids_object, &op)) return NULL;
+    if (atomic_load(&self->in_use)) return PyLong_FromLong(IN_USE);
     const uint8_t *state = self->state.buf;
     if (ids_object == Py_None) {
         if (memchr(state, LANE_PENDING, (size_t)self->lanes) != NULL) return PyLong_FromLong(POST_BUSY_LANE);
@@ -151,7 +175,7 @@ static int by_lane(const void *a, const void *b) {
     return x->lane < y->lane ? -1 : x->lane > y->lane;
 }
 
-/* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult; -3: exception. */
+/* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult. */
 static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
     for (;;) {
         uint32_t count = atomic_load(&self->pool_bell->count);
@@ -167,55 +191,110 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
             ready = lanes_scan(self, wanted, need);
             return ready >= need ? ready : COLLECT_TIMEOUT;
         }
-        if (result == BELL_SIGNAL && PyErr_CheckSignals() < 0) return -3;
+        if (result == BELL_SIGNAL && PyErr_CheckSignals() < 0) return COLLECT_RAISED;
     }
 }
 
-/* collect(need, wanted ids or None, deadline_ns (-1: none), spin_ns, out) -> (count, first, slot, status).
+/* Runs the caller's own block, if it has one, and waits; nobody else may be inside meanwhile. */
+static int64_t lanes_run_and_wait(Lanes *self, PyObject *run, int64_t need, const int64_t *wanted,
+                                  int64_t deadline, int64_t spin_ns) {
+    if (atomic_exchange(&self->in_use, 1)) return IN_USE;
+    int64_t ready = 0;
+    if (run != Py_None) {
+        PyObject *stepped = shoal_call(run, NULL, 0);
+        if (stepped == NULL) ready = COLLECT_RAISED;
+        else Py_DECREF(stepped);
+    }
+    if (ready == 0) ready = lanes_wait(self, need, wanted, deadline, spin_ns);
+    atomic_store(&self->in_use, 0);
+    return ready;
+}
+
+/* Marks the first `need` candidates as taken. Their common slot, or -1 if they are not one run in one frame. */
+static int lanes_take(Lanes *self, int64_t need, int64_t *ids, int *status) {
+    uint8_t *state = self->state.buf;
+    int64_t first = self->candidates[0].lane;
+    int slot = self->slot[first];
+    for (int64_t i = 0; i < need; i++) {
+        int64_t lane = self->candidates[i].lane;
+        if (ids != NULL) ids[i] = lane;
+        state[lane] = LANE_IDLE;
+        *status |= self->status[self->slot[lane] * self->lanes + lane];
+        if (lane != first + i || self->slot[lane] != self->slot[first]) slot = -1;
+    }
+    return slot;
+}
+
+/* collect(need, wanted ids or None, deadline_ns (-1: none), spin_ns, out, run or None) -> (count, first, slot, status).
  * Takes the `need` lanes that were done first and writes their ids, ascending, to `out`. When these are one
  * contiguous run in the same frame slot, `first` and `slot` say so; otherwise slot is -1.
- * `status` is all of the lanes' status bits together: 0 means that nothing lies in the side channel. */
+ * `status` is all of the lanes' status bits together: 0 means that nothing lies in the side channel.
+ * `run` steps the caller's own block. */
 static PyObject *lanes_collect(PyObject *object, PyObject *args) {
     Lanes *self = (Lanes *)object;
     long long need, deadline, spin_ns;
-    PyObject *wanted_object, *out_object;
-    if (!PyArg_ParseTuple(args, "LOLLO", &need, &wanted_object, &deadline, &spin_ns, &out_object)) return NULL;
+    PyObject *wanted_object, *out_object, *run;
+    if (!PyArg_ParseTuple(args, "LOLLOO", &need, &wanted_object, &deadline, &spin_ns, &out_object, &run)) return NULL;
     Py_buffer wanted = {0}, out = {0};
     if (need < 1 || need > self->lanes) { PyErr_SetString(PyExc_ValueError, "need is out of range"); return NULL; }
-    if (wanted_object != Py_None) {
-        if (PyObject_GetBuffer(wanted_object, &wanted, PyBUF_SIMPLE) < 0) return NULL;
-        if (wanted.len != need * (Py_ssize_t)sizeof(int64_t)) {
-            PyBuffer_Release(&wanted);
-            PyErr_SetString(PyExc_ValueError, "wanted must have `need` ids");
-            return NULL;
-        }
-    }
-    int64_t ready = lanes_wait(self, need, wanted.buf, deadline, spin_ns);
-    if (wanted.obj) PyBuffer_Release(&wanted);
-    if (ready == -3) return NULL;
-    if (ready < 0) return Py_BuildValue("(LLii)", (long long)ready, 0LL, -1, 0);
-
     if (PyObject_GetBuffer(out_object, &out, PyBUF_WRITABLE) < 0) return NULL;
-    if (out.len < need * (Py_ssize_t)sizeof(int64_t)) {
+    if (wanted_object != Py_None && PyObject_GetBuffer(wanted_object, &wanted, PyBUF_SIMPLE) < 0) {
         PyBuffer_Release(&out);
-        PyErr_SetString(PyExc_ValueError, "out is too small");
         return NULL;
     }
-    Candidate *chosen = self->candidates;
-    if (ready > need) qsort(chosen, (size_t)ready, sizeof(Candidate), by_time);
-    if (ready > need || wanted_object != Py_None) qsort(chosen, (size_t)need, sizeof(Candidate), by_lane);
-    uint8_t *state = self->state.buf;
-    int64_t *ids = out.buf, first = chosen[0].lane;
-    int slot = self->slot[first], status = 0;
-    for (int64_t i = 0; i < need; i++) {
-        int64_t lane = chosen[i].lane;
-        ids[i] = lane;
-        state[lane] = LANE_IDLE;
-        status |= self->status[self->slot[lane] * self->lanes + lane];
-        if (lane != first + i || self->slot[lane] != slot) slot = -1;
+    PyObject *result = NULL;
+    Py_ssize_t nbytes = (Py_ssize_t)need * (Py_ssize_t)sizeof(int64_t);
+    if (out.len < nbytes || (wanted.obj && wanted.len != nbytes)) {
+        PyErr_SetString(PyExc_ValueError, "out and wanted must have room for `need` ids");
+    } else {
+        int64_t ready = lanes_run_and_wait(self, run, need, wanted.buf, deadline, spin_ns);
+        if (ready >= 0) {
+            if (ready > need) qsort(self->candidates, (size_t)ready, sizeof(Candidate), by_time);
+            if (ready > need || wanted.obj) qsort(self->candidates, (size_t)need, sizeof(Candidate), by_lane);
+            int status = 0, slot = lanes_take(self, need, out.buf, &status);
+            result = Py_BuildValue("(LLii)", need, (long long)self->candidates[0].lane, slot, status);
+        } else if (ready != COLLECT_RAISED) {
+            result = Py_BuildValue("(LLii)", (long long)ready, 0LL, -1, 0);
+        }
     }
     PyBuffer_Release(&out);
-    return Py_BuildValue("(LLii)", need, (long long)first, slot, status);
+    if (wanted.obj) PyBuffer_Release(&wanted);
+    return result;
+}
+
+/* Copies a batch of actions into the slab, if it is exactly what the space says. */
+static int lanes_accept_actions(Lanes *self, PyObject *actions) {
+    Py_buffer view;
+    if (!self->has_action || PyObject_GetBuffer(actions, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    int fits = leaf_fits(&self->action, &view, self->lanes);
+    if (fits && self->low.len > 0)
+        fits = bounds_scan(format_kind(view.format), &view, &self->low, &self->high) == -1;
+    if (fits) memcpy(self->action.base, view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    return fits;
+}
+
+/* step(actions, run or None, spin_ns) -> slot | status << 8, or a CollectResult.
+ * post and collect of all lanes in one call, for actions that need no second look; NOT_TAKEN, with nothing touched,
+ * for all others. The slot is MIXED_SLOTS when the lanes are not all in one frame. */
+static PyObject *lanes_step(PyObject *object, PyObject *args) {
+    Lanes *self = (Lanes *)object;
+    PyObject *actions, *run;
+    long long spin_ns;
+    if (!PyArg_ParseTuple(args, "OOL", &actions, &run, &spin_ns)) return NULL;
+    if (atomic_load(&self->in_use)) return PyLong_FromLong(IN_USE);
+    if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL || !lanes_accept_actions(self, actions))
+        return PyLong_FromLong(NOT_TAKEN);
+    for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
+    lanes_ring_touched(self);
+    int64_t ready = lanes_run_and_wait(self, run, self->lanes, NULL, -1, spin_ns);
+    if (ready == COLLECT_RAISED) return NULL;
+    if (ready < 0) return PyLong_FromLongLong(ready);
+    int status = 0, slot = lanes_take(self, self->lanes, NULL, &status);
+    return PyLong_FromLong((slot < 0 ? MIXED_SLOTS : slot) | status << 8);
 }
 
 /* The supervisor's cry: wakes whoever waits in collect, which then returns COLLECT_ALARM until heard(). */
@@ -244,7 +323,10 @@ static PyObject *lanes_ring(PyObject *object, PyObject *args) {
 
 static PyMethodDef lanes_methods[] = {
     {"post", lanes_post, METH_VARARGS, "post(ids | None, op) -> 0, or 1 when a lane was busy"},
-    {"collect", lanes_collect, METH_VARARGS, "collect(need, wanted, deadline_ns, spin_ns, out) -> (count, first, slot, status)"},
+    {"collect", lanes_collect, METH_VARARGS,
+     "collect(need, wanted, deadline_ns, spin_ns, out, run) -> (count, first, slot, status)"},
+    {"step", lanes_step, METH_VARARGS, "step(actions, run, spin_ns) -> slot | status << 8, or negative"},
+    {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"alarm", lanes_alarm, METH_NOARGS, "wake the waiter: something is wrong"},
     {"heard", lanes_heard, METH_NOARGS, "the alarm was dealt with"},
     {"ring", lanes_ring, METH_VARARGS, "ring one worker's bell"},

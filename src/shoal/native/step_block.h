@@ -12,24 +12,13 @@
 
 #include "compat.h"
 #include "doorbell.h"
+#include "leaf.h"
 
 #include <stdlib.h>
 
 enum Op { OP_STEP = 0, OP_RESET = 1 };
 enum Autoreset { AUTORESET_NEXT_STEP = 0, AUTORESET_SAME_STEP = 1, AUTORESET_DISABLED = 2 };
 enum ActionKind { ACTION_SCALAR = 0, ACTION_ROW = 1, ACTION_CALL = 2 };
-#define MAX_DIMS 32
-
-typedef struct {
-    char *base;          /* of frame 0, lane 0 */
-    Py_ssize_t nbytes;   /* of one lane */
-    Py_ssize_t itemsize;
-    char kind;           /* 'f', 'i', 'u', 'b' arrays; 'n' one integer; anything else: by callback */
-    int ndim;
-    Py_ssize_t shape[MAX_DIMS];
-    PyObject *path;      /* tuple of keys that leads from the observation to this leaf */
-} Leaf;
-
 typedef struct {
     PyObject_HEAD
     Py_buffer slab;
@@ -89,24 +78,6 @@ static void block_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static int block_read_leaf(Block *self, Leaf *leaf, PyObject *description) {
-    Py_ssize_t offset;
-    PyObject *shape;
-    int kind;
-    if (!PyArg_ParseTuple(description, "nnnCO!O!", &offset, &leaf->itemsize, &leaf->nbytes, &kind,
-                          &PyTuple_Type, &shape, &PyTuple_Type, &leaf->path))
-        return -1;
-    Py_INCREF(leaf->path);
-    leaf->kind = (char)kind;
-    leaf->base = (char *)self->slab.buf + offset;
-    leaf->ndim = (int)PyTuple_Size(shape);
-    if (leaf->ndim > MAX_DIMS) leaf->kind = 'o';
-    else
-        for (int d = 0; d < leaf->ndim; d++) leaf->shape[d] = PyLong_AsSsize_t(PyTuple_GetItem(shape, d));
-    if (strchr("fiubn", leaf->kind) == NULL) self->special_leaves = 1;
-    return PyErr_Occurred() ? -1 : 0;
-}
-
 static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
     PyObject *slab, *leaves, *callbacks, *steps, *actions;
@@ -161,20 +132,10 @@ static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
     if ((self->leaves = calloc((size_t)count + 1, sizeof(Leaf))) == NULL) { PyErr_NoMemory(); return -1; }
     for (Py_ssize_t i = 0; i < count; i++) {
         self->leaf_count = i + 1;
-        if (block_read_leaf(self, &self->leaves[i], PyTuple_GetItem(leaves, i)) < 0) return -1;
+        if (leaf_read(&self->leaves[i], base, PyTuple_GetItem(leaves, i)) < 0) return -1;
+        if (strchr("fiubn", self->leaves[i].kind) == NULL) self->special_leaves = 1;
     }
     return 0;
-}
-
-/* The class of a one-character buffer format, '\0' for what the fast path does not take. */
-static char format_kind(const char *format) {
-    if (format == NULL) return 'u'; /* plain bytes */
-    if (format[0] == '<' || format[0] == '=' || format[0] == '@') format++;
-    if (format[0] == '\0' || format[1] != '\0') return '\0';
-    if (strchr("efd", format[0])) return 'f';
-    if (strchr("bhilq", format[0])) return 'i';
-    if (strchr("BHILQ", format[0])) return 'u';
-    return format[0] == '?' ? 'b' : '\0';
 }
 
 static int store_integer(PyObject *value, char *target, Py_ssize_t itemsize) {
@@ -191,9 +152,7 @@ static int store_integer(PyObject *value, char *target, Py_ssize_t itemsize) {
 static int store_array(PyObject *value, const Leaf *leaf, char *target) {
     Py_buffer view;
     if (PyObject_GetBuffer(value, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) return -1;
-    int fits = view.itemsize == leaf->itemsize && view.len == leaf->nbytes && view.ndim == leaf->ndim &&
-               format_kind(view.format) == leaf->kind;
-    for (int d = 0; fits && d < leaf->ndim; d++) fits = view.shape[d] == leaf->shape[d];
+    int fits = leaf_fits(leaf, &view, -1);
     if (fits) memcpy(target, view.buf, (size_t)leaf->nbytes);
     PyBuffer_Release(&view);
     return fits ? 0 : -1;

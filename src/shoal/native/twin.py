@@ -6,6 +6,7 @@ event between threads); everything else is the same, call by call.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ Array = npt.NDArray[Any]
 
 OP_STEP, OP_RESET = 0, 1
 LANE_IDLE, LANE_PENDING = 0, 1
-COLLECT_TIMEOUT, COLLECT_ALARM = -1, -2
+COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = -1, -2, -4, -5
 POST_OK, POST_BUSY_LANE = 0, 1
 AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
 ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
@@ -63,9 +64,19 @@ class Lanes:
         self._op, self._slot, self._done_ns = slab.array("op"), slab.array("slot"), slab.array("done_ns")
         self._status = slab.array("status")
         self._alarmed = False
+        self._in_use = threading.Lock()
+
+    def use_action(self, leaf: tuple[Any, ...], low: Array, high: Array) -> None:
+        """For the C core's `step`; the twin has no such short cut."""
+
+    def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int) -> int:
+        """Post and collect of all lanes in one call: slot | status << 8. NOT_TAKEN by the twin, always."""
+        return NOT_TAKEN
 
     def post(self, ids: Array | None, op: int) -> int:
         """Ask lanes (None: all) for an operation. POST_BUSY_LANE, with nothing touched, if one was not idle."""
+        if self._in_use.locked():
+            return IN_USE
         lanes: Any = slice(None) if ids is None else ids
         if self._state[lanes].any():
             return POST_BUSY_LANE
@@ -78,27 +89,34 @@ class Lanes:
         return POST_OK
 
     def collect(
-        self, need: int, wanted: Array | None, deadline_ns: int, spin_ns: int, out: Array
+        self,
+        need: int,
+        wanted: Array | None,
+        deadline_ns: int,
+        spin_ns: int,
+        out: Array,
+        run: Callable[[], int] | None,
     ) -> tuple[int, int, int, int]:
         """Wait for `need` lanes (of `wanted`, if given), take those done first, write their ids to `out`.
 
+        `run` steps the caller's own block first, if there is one.
+
         Returns:
             (count, first, slot, status): slot is -1 unless the lanes are one run from `first` in one frame slot;
-            status is all their status bits together, 0 when nothing lies in the side channel; a negative count is COLLECT_TIMEOUT or COLLECT_ALARM. `spin_ns` is for the C core: Python that
-            spins holds up the very threads it waits for.
+            status is all their status bits together, 0 when nothing lies in the side channel; a negative count
+            is COLLECT_TIMEOUT, COLLECT_ALARM or IN_USE. `spin_ns` is for the C core: Python that spins holds up
+            the very threads it waits for.
         """
-        while True:
-            ready = np.flatnonzero((self._state == LANE_PENDING) & (self._answered == self._requested))
-            if wanted is not None:
-                ready = np.intersect1d(ready, wanted)
-            if len(ready) >= need:
-                break
-            if self._alarmed:
-                return COLLECT_ALARM, 0, -1, 0
-            left = _seconds_left(deadline_ns)
-            if left == 0.0:
-                return COLLECT_TIMEOUT, 0, -1, 0
-            self._bell.sleep(left)
+        if not self._in_use.acquire(blocking=False):
+            return IN_USE, 0, -1, 0
+        try:
+            if run is not None:
+                run()
+            ready = self._wait(need, wanted, deadline_ns)
+        finally:
+            self._in_use.release()
+        if isinstance(ready, int):
+            return ready, 0, -1, 0
         if len(ready) > need:
             ready = np.sort(ready[np.argsort(self._done_ns[ready], kind="stable")[:need]])
         out[:need] = ready
@@ -107,6 +125,20 @@ class Lanes:
         one_run = int(ready[-1]) - first == need - 1 and bool((slots == slots[0]).all())
         status = int(np.bitwise_or.reduce(self._status[slots, ready]))
         return need, first, int(slots[0]) if one_run else -1, status
+
+    def _wait(self, need: int, wanted: Array | None, deadline_ns: int) -> Array | int:
+        while True:
+            ready = np.flatnonzero((self._state == LANE_PENDING) & (self._answered == self._requested))
+            if wanted is not None:
+                ready = np.intersect1d(ready, wanted)
+            if len(ready) >= need:
+                return ready
+            if self._alarmed:
+                return COLLECT_ALARM
+            left = _seconds_left(deadline_ns)
+            if left == 0.0:
+                return COLLECT_TIMEOUT
+            self._bell.sleep(left)
 
     def alarm(self) -> None:
         """Wake whoever waits in collect, which then returns COLLECT_ALARM until heard()."""

@@ -1,0 +1,63 @@
+# Everything is set up in .venv by the first target that needs it; a fresh machine needs Python, make and, better,
+# a C compiler. The benchmark's peers get an environment of their own: they are large.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+BENCH_VENV := .venv-bench
+NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
+
+.PHONY: help demo test test-native test-twin lint types bench sanitize clean
+
+help:
+	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
+	@echo "make test      set up and run all tests, with the C core and with its Python twin"
+	@echo "make lint      ruff       make types     mypy, strict"
+	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); about an hour"
+	@echo "make sanitize  the C core under ASan, UBSan and TSan"
+
+$(VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+# The CPU build of torch is named first, or the peers pull in several gigabytes for GPUs.
+$(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers,plot]"
+	touch $@
+
+demo: $(VENV)/.ready
+	mkdir -p demo
+	$(BIN)/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
+	@echo "The plot is in demo/cartpole.png"
+
+test: test-native test-twin
+
+test-native: $(VENV)/.ready
+	$(BIN)/python -m pytest -q
+
+# The same suite over the twin, less what has no core in it.
+test-twin: $(VENV)/.ready
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q tests/contract tests/native tests/faults
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+bench: $(BENCH_VENV)/.ready
+	$(BENCH_VENV)/bin/python benchmarks/throughput.py
+	$(BENCH_VENV)/bin/python benchmarks/auto.py
+	$(BENCH_VENV)/bin/python benchmarks/latency_sleep.py
+	$(BENCH_VENV)/bin/python benchmarks/startup.py
+
+sanitize: $(VENV)/.ready
+	bash tests/native/sanitize.sh $(BIN)/python
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build demo src/*.egg-info src/shoal/native/*.so

@@ -1,0 +1,60 @@
+"""Checks of what users pass in, before anything moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import BadAction
+
+__all__ = ["Ids", "Seed", "check_choice", "check_ids", "spread_seed", "whole_number"]
+
+Ids = npt.NDArray[np.int64]
+Seed = int | Sequence[int | None] | npt.NDArray[Any] | None
+
+
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Raise ValueError unless the value is one of the allowed words."""
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, found {value!r}")
+
+
+def whole_number(name: str, value: Any, low: int, high: int) -> int:
+    """The value as an int. Raises ValueError unless it is a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
+        raise ValueError(f"{name}: expected a whole number from {low} to {high}, found {value!r}")
+    return int(value)
+
+
+def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:
+    """One seed for each env id, as Gymnasium gives them out."""
+    if seed is None:
+        return [None] * len(ids)
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        return [int(seed) + lane for lane in ids.tolist()]
+    if isinstance(seed, str) or not isinstance(seed, Sequence | np.ndarray):
+        raise TypeError(f"seed: expected an int, a list of ints or None, found {seed!r}")
+    if len(seed) != len(ids):
+        raise ValueError(f"seed: expected {len(ids)} seeds, one per env, found {len(seed)}")
+    return [None if one is None else int(one) for one in seed]
+
+
+def check_ids(env_ids: Any, count: int) -> Ids:
+    """Env ids as an array. Raises BadAction for what is no list of different envs from 0 to `count` - 1."""
+    try:
+        ids = np.atleast_1d(np.asarray(env_ids))
+    except ValueError as error:
+        raise BadAction(f"env_ids cannot be made into an array: {error}") from error
+    if ids.dtype.kind not in "iu" or ids.ndim != 1 or len(ids) == 0:
+        raise BadAction(f"env_ids: expected a list of whole numbers, at least one, found {env_ids!r}")
+    ids = np.ascontiguousarray(ids, np.int64)
+    wrong = ids[(ids < 0) | (ids >= count)]
+    if len(wrong):
+        raise BadAction(f"env_ids: there is no env {wrong[0]}; this pool has envs 0 to {count - 1}")
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) != len(ids):
+        raise BadAction(f"env_ids: env {unique[counts > 1][0]} is named more than once")
+    return ids

@@ -1,0 +1,144 @@
+"""What lanes have answered, read from the slab: views where the lanes are one run in one frame, gathers elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.batch import Batch
+from shoal.checks import Ids
+from shoal.slab import Slab
+from shoal.spaces import Kind, assemble, flatten
+
+__all__ = ["Frames", "Ready"]
+
+FIELDS = ("reward", "terminated", "truncated", "began", "episode_return", "episode_length")
+
+
+class Ready(NamedTuple):
+    """Lanes that have answered: `ids` ascending; `slot` is -1 unless they are one run in one frame."""
+
+    ids: Ids
+    first: int
+    slot: int
+    infos: dict[int, dict[str, Any]]
+
+
+class Frames:
+    """The frames of a slab, read by lane.
+
+    Args:
+        space: the observation space of one env.
+        copy: whether all arrays that are handed out are copies.
+    """
+
+    def __init__(self, slab: Slab, space: Space[Any], copy: bool):
+        self._space, self._copy = space, copy
+        self._leaves = flatten(space)
+        self._count, frames = slab.layout.lanes, slab.layout.frames
+        self._slot = slab.array("slot")
+        self._fields = {name: slab.array(name) for name in FIELDS}
+        self._obs = slab.leaf_arrays("obs", self._leaves)
+        self._objects: list[list[Any]] = [[None] * self._count for _ in self._leaves]
+        self._all_ids, self._mask = np.arange(self._count), np.ones(self._count, np.bool_)
+        # Made once: a view costs more than a small batch.
+        plain = all(leaf.kind is Kind.ARRAY for leaf in self._leaves)
+        self._one_array = plain and len(self._leaves) == 1 and not self._leaves[0].path
+        self._frame_fields = [{name: a[slot] for name, a in self._fields.items()} for slot in range(frames)]
+        self._frame_obs: list[Any] = [
+            assemble(space, [a[slot] for a in self._obs if a is not None]) if plain else None for slot in range(frames)
+        ]
+        self._frame_steps = [
+            (obs, fields["reward"], fields["terminated"], fields["truncated"])
+            for obs, fields in zip(self._frame_obs, self._frame_fields, strict=True)
+        ]
+
+    def batch(self, ready: Ready) -> Batch:
+        """All fields of the lanes."""
+        take = self.take
+        mask = self._mask[: len(ready.ids)]
+        return Batch(
+            self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
+            dict(ready.infos), ready.ids.copy() if self._copy else ready.ids, mask.copy() if self._copy else mask,
+            take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
+        )  # fmt: skip
+
+    def take(self, ready: Ready, name: str) -> npt.NDArray[Any]:
+        """One field of the lanes: a view where they are one run, else an array of its own."""
+        ids, first, slot, _ = ready
+        if slot < 0:
+            field: npt.NDArray[Any] = self._fields[name]
+            gathered: npt.NDArray[Any] = field[self._slot[ids], ids]
+            return gathered
+        view: npt.NDArray[Any] = self._frame_fields[slot][name]
+        if len(ids) != self._count:
+            view = view[first : first + len(ids)]
+        return view.copy() if self._copy else view
+
+    def take_step(self, ready: Ready) -> tuple[Any, ...]:
+        """What a step returns in most APIs: obs, reward, terminated, truncated. Reward and flags are always copies."""
+        slot = ready.slot
+        if slot >= 0 and self._one_array and len(ready.ids) == self._count:
+            obs, reward, terminated, truncated = self._frame_steps[slot]
+            return obs.copy() if self._copy else obs, reward.copy(), terminated.copy(), truncated.copy()
+        fields = [self.take(ready, name) for name in ("reward", "terminated", "truncated")]
+        return (self.take_obs(ready), *(fields if self._copy or slot < 0 else [field.copy() for field in fields]))
+
+    def take_obs(self, ready: Ready) -> Any:
+        """The observations of the lanes, nested as the space is."""
+        ids, _, slot, _ = ready
+        if slot >= 0 and len(ids) == self._count and self._frame_obs[slot] is not None:
+            whole = self._frame_obs[slot]
+            if not self._copy:
+                return whole
+            if self._one_array:
+                return whole.copy()
+        values = [self._take_leaf(i, ready) for i in range(len(self._leaves))]
+        return assemble(self._space, values)
+
+    def _take_leaf(self, index: int, ready: Ready) -> Any:
+        ids, first, slot, _ = ready
+        array, leaf = self._obs[index], self._leaves[index]
+        if array is None:
+            objects = self._objects[index]
+            return tuple(objects[lane] for lane in ids.tolist())
+        if slot < 0:
+            rows = array[self._slot[ids], ids]
+        else:
+            rows = array[slot, first : first + len(ids)]
+            if self._copy:
+                rows = rows.copy()
+        return tuple(rows.tolist()) if leaf.kind is Kind.TEXT else rows
+
+    def ended(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Bool [n]: where the lanes' last answers ended an episode."""
+        slots = self._slot[ids]
+        result: npt.NDArray[np.bool_] = self._fields["terminated"][slots, ids] | self._fields["truncated"][slots, ids]
+        return result
+
+    def keep_objects(self, lane: int, objects: list[Any]) -> None:
+        """Note the parts of a lane's observation that have no array."""
+        values = iter(objects)
+        for leaf, kept in zip(self._leaves, self._objects, strict=True):
+            if leaf.kind is Kind.OBJECT:
+                kept[lane] = next(values)
+
+    def whole(self, ready: Ready) -> Ready:
+        """All lanes, where only some have just answered: the others have what they had last."""
+        slot = int(self._slot[0]) if (self._slot == self._slot[0]).all() else -1
+        return Ready(self._all_ids, 0, slot, ready.infos)
+
+    def realign(self) -> None:
+        """Bring the last rows of all lanes, none of which is busy, into one frame.
+
+        Lanes fall out of step when only some are reset; this brings back full batches that are views.
+        """
+        slot = self._slot[0]
+        others = np.flatnonzero(self._slot != slot)
+        for array in [*self._fields.values(), *self._obs]:
+            if array is not None:
+                array[slot, others] = array[self._slot[others], others]
+        self._slot[others] = slot

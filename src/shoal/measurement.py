@@ -1,0 +1,68 @@
+"""What a step of an env costs: the measurement, and how it is taken."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Measurement", "time_steps"]
+
+SECONDS = 0.15  # how long the env is stepped
+FEWEST, MOST = 3, 4000  # steps, whatever their time
+KEPT = 512  # samples that are kept
+BLOCKS = 0.1  # an env that waits gives up its core at least so often a step
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a step of the env costs.
+
+    Attributes:
+        wall: seconds of each measured step, resets at episode ends included; without the time in which an env
+            that only computes was kept from its core.
+        cpu: mean CPU seconds of a step; well below the mean of `wall` for an env that waits.
+    """
+
+    wall: tuple[float, ...]
+    cpu: float
+
+    @property
+    def mean(self) -> float:
+        """Mean wall-clock seconds of a step."""
+        return sum(self.wall) / len(self.wall)
+
+    @property
+    def waiting(self) -> float:
+        """The fraction of a step in which the env does not compute."""
+        return max(0.0, 1.0 - self.cpu / self.mean)
+
+
+def time_steps(env: Any) -> Measurement:
+    """Step an env with random actions. Runs where the env is, in a worker."""
+    actions = [env.action_space.sample() for _ in range(16)]
+    env.reset()
+    env.step(actions[0])  # the first one loads and compiles things
+    wall: list[float] = []
+    cpu: list[float] = []
+    clock, cpu_clock = time.perf_counter, time.process_time
+    switches, end, done = _times_blocked(), clock() + SECONDS, False
+    while len(wall) < FEWEST or (len(wall) < MOST and clock() < end):
+        began, cpu_began = clock(), cpu_clock()
+        if done:
+            env.reset()
+        _, _, terminated, truncated, _ = env.step(actions[len(wall) % 16])
+        done = terminated or truncated
+        cpu.append(cpu_clock() - cpu_began)
+        wall.append(clock() - began)
+    # An env that never blocks only seems to wait when others have the core: count its computing alone.
+    if (_times_blocked() - switches) < BLOCKS * len(wall):
+        wall = cpu
+    stride = -(-len(wall) // KEPT)
+    return Measurement(tuple(wall[::stride]), sum(cpu) / len(cpu))
+
+
+def _times_blocked() -> int:
+    """How often this process gave its core up because it had to wait."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw

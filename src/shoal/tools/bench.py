@@ -1,0 +1,241 @@
+"""The measuring: interleaved rounds of contenders, and what their figures say. Prints nothing.
+
+In every round every contender runs for the same time, in an order that changes from round to
+round, and so does the limit. A ratio is taken within a round, so that a machine that slows down
+for a while slows down both sides of it; then the median of the rounds is reported with the lowest
+and the highest.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shoal.tools.contenders import Contender, Opened, Role
+from shoal.tools.host import Host, Lost, run_together
+from shoal.tools.work import Work
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long, how often, and how patient."""
+
+    seconds: float = 1.0
+    rounds: int = 5
+    start_patience: float = 180.0
+    patience: float = 60.0  # for a run, beyond the time it was given
+    seed: int = 0
+
+    @property
+    def warm(self) -> float:
+        """How long a contender steps untimed before each timed run."""
+        return min(0.2, 0.2 * self.seconds)
+
+
+class Summary(NamedTuple):
+    """The middle of several rounds and how far they spread."""
+
+    median: float
+    low: float
+    high: float
+
+
+def summary(values: Sequence[float]) -> Summary | None:
+    """Return the median, lowest and highest of what was measured; None if nothing was."""
+    if not values:
+        return None
+    return Summary(statistics.median(values), min(values), max(values))
+
+
+@dataclass
+class Row:
+    """All that is known of one contender in one cell of the matrix."""
+
+    contender: Contender
+    status: str = "ok"  # or "skipped", "failed"
+    note: str = ""
+    rates: list[float | None] = field(default_factory=list)  # steps/s, one per round
+    starts: list[Opened] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The contender's name."""
+        return self.contender.name
+
+    @property
+    def rate(self) -> Summary | None:
+        """Steps per second over the rounds."""
+        return summary([rate for rate in self.rates if rate is not None])
+
+    @property
+    def startup(self) -> float | None:
+        """Seconds for constructor and first reset."""
+        return statistics.median(one.seconds for one in self.starts) if self.starts else None
+
+    def over(self, other: Row) -> Summary | None:
+        """Return this row's rate as a fraction of another's, round by round."""
+        pairs = zip(self.rates, other.rates, strict=False)
+        return summary([mine / theirs for mine, theirs in pairs if mine and theirs])
+
+
+@dataclass
+class Result:
+    """One cell of the matrix: everybody's rows for one env and one number of envs."""
+
+    work: Work
+    settings: Settings
+    rows: list[Row]
+
+    @property
+    def limit(self) -> Row | None:
+        """The row that ratios are taken against."""
+        found = [row for row in self.rows if row.contender.role is Role.LIMIT]
+        return found[0] if found else None
+
+    def row(self, name: str) -> Row:
+        """Return the row of that name."""
+        return next(row for row in self.rows if row.name == name)
+
+    def of_limit(self, row: Row) -> Summary | None:
+        """Return a row's rate as a fraction of the limit's."""
+        return row.over(self.limit) if self.limit else None
+
+    def best(self, wanted: Callable[[Contender], bool]) -> Row | None:
+        """Return the fastest row among the contenders that are wanted."""
+        found = [row for row in self.rows if wanted(row.contender) and row.rate]
+        return max(found, key=lambda row: row.rate.median if row.rate else 0.0, default=None)
+
+    def best_shoal(self) -> Row | None:
+        """Return the fastest of Shoal's backends."""
+        return self.best(lambda one: one.role is Role.SHOAL)
+
+    def best_python_peer(self) -> Row | None:
+        """Return the fastest peer that runs the user's own Python env."""
+        return self.best(lambda one: one.role is Role.PEER and one.runner.python)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as plain values for JSON."""
+        return {
+            "env": self.work.env,
+            "num_envs": self.work.num_envs,
+            "seconds": self.settings.seconds,
+            "rounds": self.settings.rounds,
+            "limit": self.limit.name if self.limit else None,
+            "best_python_peer": peer.name if (peer := self.best_python_peer()) else None,
+            "rows": [self._row_dict(row) for row in self.rows],
+        }
+
+    def _row_dict(self, row: Row) -> dict[str, Any]:
+        rate, of_limit = row.rate, self.of_limit(row)
+        peer = self.best_python_peer()
+        of_peer = row.over(peer) if peer else None
+        start = row.starts[-1] if row.starts else None
+        return {
+            "name": row.name,
+            "role": row.contender.role.value,
+            "python": row.contender.runner.python,
+            "status": row.status,
+            "note": row.note,
+            "steps_per_s": rate._asdict() if rate else None,
+            "of_limit": of_limit._asdict() if of_limit else None,
+            "of_best_python_peer": of_peer._asdict() if of_peer else None,
+            "rates": row.rates,
+            "startup_s": row.startup,
+            "workers": start.workers if start else None,
+            "worker_pss": start.worker_pss if start else None,
+            "total_pss": start.total_pss if start else None,
+        }
+
+
+class _Seat:
+    """A contender at its place: its hosts while they live, and the row that it fills."""
+
+    def __init__(self, contender: Contender, work: Work, settings: Settings) -> None:
+        self.row = Row(contender)
+        self._work, self._settings = work, settings
+        self._hosts: list[Host] = []
+        if reason := contender.unfit(work):
+            self._out(Lost("skipped", reason))
+
+    @property
+    def playing(self) -> bool:
+        return self.row.status == "ok"
+
+    def open(self) -> None:
+        """Start the contender, unless it is out."""
+        if not self.playing:
+            return
+        contender = self.row.contender
+        try:
+            for _ in range(contender.copies):
+                host = Host()
+                self._hosts.append(host)
+                opened = host.open(contender, self._work, self._settings.start_patience)
+                self.row.starts.append(opened)
+                self.row.note = opened.note
+        except Lost as lost:
+            self._out(lost)
+
+    def run(self) -> None:
+        """Add one round's rate to the row; None when there is none to be had."""
+        rate = None
+        if self.playing and not self._hosts:
+            self.open()
+        if self.playing:
+            settings = self._settings
+            try:
+                patience = settings.patience + settings.warm + settings.seconds
+                rate = run_together(self._hosts, settings.warm, settings.seconds, patience)
+            except Lost as lost:
+                self._out(lost)
+        self.row.rates.append(rate)
+        if self.row.contender.runner.spins_when_idle:
+            self.end()
+
+    def end(self, gently: bool = True) -> None:
+        hosts, self._hosts = self._hosts, []
+        for host in hosts:
+            host.end(gently)
+
+    def _out(self, lost: Lost) -> None:
+        self.row.status, self.row.note = lost.word, str(lost)
+        self.end(gently=False)
+
+
+def measure(
+    work: Work,
+    contenders: Sequence[Contender],
+    settings: Settings | None = None,
+    notify: Notify = lambda text: None,
+) -> Result:
+    """Run all contenders on this work; `notify` hears one line before each of `ticks` moves."""
+    settings = settings or Settings()
+    order = random.Random(settings.seed)
+    seats = [_Seat(contender, work, settings) for contender in contenders]
+    try:
+        for seat in seats:
+            notify(f"{work.num_envs} x {work.env}: start {seat.row.name}")
+            if not seat.row.contender.runner.spins_when_idle:
+                seat.open()
+        for number in range(settings.rounds):
+            for seat in order.sample(seats, len(seats)):
+                notify(f"{work.num_envs} x {work.env}: round {number + 1}, {seat.row.name}")
+                seat.run()
+    except BaseException:
+        # Interrupted: nobody is asked politely, or a second Ctrl-C would be needed.
+        for seat in seats:
+            seat.end(gently=False)
+        raise
+    for seat in seats:
+        seat.end()
+    return Result(work, settings, [seat.row for seat in seats])
+
+
+def ticks(contenders: Sequence[Contender], settings: Settings) -> int:
+    """Return how often `measure` will notify."""
+    return len(contenders) * (1 + settings.rounds)

@@ -1,0 +1,175 @@
+"""The command `shoal`: reads the command line, shows progress, and hands over to the tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from shoal.tools.contenders import BACKENDS
+from shoal.tools.errors import UsageError
+
+BAD_USAGE = 2
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say one sentence; the whole usage is what --help is for."""
+        self.exit(BAD_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+class Command(NamedTuple):
+    """One subcommand: how it reads its options and what it does with them."""
+
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return COMMANDS[options.command].run(options)
+    except UsageError as error:
+        print(f"shoal {options.command}: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except KeyboardInterrupt:
+        print(f"shoal {options.command}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="shoal", description="Runs many environments as one.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.arguments(commands.add_parser(name, help=command.help, description=command.help))
+    return parser
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Show a bar on stderr and yield a function that takes one line for each move."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
+        task = bar.add_task("starting", total=total)
+        moved = False
+
+        def notify(text: str) -> None:
+            nonlocal moved
+            bar.update(task, description=text, advance=int(moved))
+            moved = True
+
+        yield notify
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("env", metavar="ENV", help="a Gymnasium id, or module:callable that returns an env")
+    add("-n", "--num-envs", type=_count, nargs="+", default=[8, 64], metavar="N", help="how many")
+    add("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS), metavar="NAME",
+        help=f"which of Shoal's backends: {', '.join(BACKENDS)} (default: all)")  # fmt: skip
+    add("--workers", type=_count, metavar="N", help="workers for Shoal (default: its own choice)")
+    add("--batch-size", type=_count, metavar="N", help="async: batches of the first N ready")
+    add("--lend", action="store_true", help="measure shoal.Pool, which lends its arrays, instead "
+        "of shoal.make, which copies them")  # fmt: skip
+    add("--peers", action="store_true", help="add the other libraries that are installed")
+    add("--seconds", type=_seconds, default=1.0, metavar="S", help="length of each run")
+    add("--rounds", type=_count, default=5, metavar="N", help="runs of each contender")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, to stdout without FILE")
+    add("--plot", type=Path, metavar="FILE.png", help="save a plot")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    # Imported here so that `shoal --help` and other commands stay quick.
+    from dataclasses import replace
+
+    from shoal.cores import usable_cores
+    from shoal.tools import bench, contenders, doctor, peers, report, work
+
+    json_file = Path(options.json) if options.json and options.json != "-" else None
+    if options.plot:
+        report.check_plot(options.plot)
+    if json_file:
+        report.check_file(json_file)
+    numbers = list(dict.fromkeys(options.num_envs))
+    if options.batch_size and options.batch_size > min(numbers):
+        raise UsageError(f"a batch of {options.batch_size} is more than {min(numbers)} envs")
+    if ":" in options.env and os.getcwd() not in sys.path:
+        # An installed command does not look for modules where it is called; its user expects it.
+        sys.path.insert(0, os.getcwd())
+    probed = work.probe(options.env)
+    cores = usable_cores()
+    field = [
+        *contenders.limits(cores),
+        *contenders.shoals(
+            list(dict.fromkeys(options.backends)), options.workers, options.batch_size, options.lend
+        ),
+        *peers.gymnasiums(),
+        *(peers.others(cores) if options.peers else []),
+    ]
+    settings = bench.Settings(seconds=options.seconds, rounds=options.rounds)
+    with progress(len(numbers) * bench.ticks(field, settings)) as notify:
+        works = [replace(probed, num_envs=number) for number in numbers]
+        results = [bench.measure(one, field, settings, notify) for one in works]
+    console = Console()
+    if options.json == "-":
+        print(report.as_json(results, doctor.facts()), end="")
+    else:
+        for result in results:
+            console.print(report.terminal(result))
+    if json_file:
+        json_file.write_text(report.as_json(results, doctor.facts()))
+    if options.plot:
+        report.plot(results, options.plot)
+        print(f"plot saved to {options.plot}", file=sys.stderr)
+    return 0
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from shoal.tools import doctor
+
+    known = doctor.facts()
+    if options.json:
+        print(json.dumps(known, indent=2))
+    else:
+        doctor.show(known, Console())
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"must be seconds between 0 and 3600, not {text!r}")
+    return seconds
+
+
+COMMANDS = {
+    "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
+    "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The benchmark scripts start, their envs are sound, and a tiny run writes what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = ("throughput", "latency_sleep", "startup", "auto")
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that imports from the folder of the benchmarks."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import importlib
+
+    yield importlib.import_module
+    for name in ("common", "envs", *SCRIPTS):
+        sys.modules.pop(name, None)
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_explain_themselves(script: str) -> None:
+    done = run(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--rounds" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["Image84", "Busy500us", "LogNormalSleep"])
+@pytest.mark.filterwarnings("ignore")
+def test_envs_keep_gymnasiums_contract(name: str, module: Any) -> None:
+    kind = getattr(module("envs"), name)
+    check_env(kind(), skip_render_check=True)
+    env = kind()
+    env.reset(seed=0)
+    ends = [env.step(env.action_space.sample())[3] for _ in range(kind.episode)]
+    assert ends == [False] * (kind.episode - 1) + [True]
+
+
+def test_image_pushes_the_oldest_frame_out(module: Any) -> None:
+    env = module("envs").Image84()
+    before, _ = env.reset(seed=0)
+    kept = before.copy()
+    after = env.step(2)[0]
+    assert (after[..., :3] == kept[..., 1:]).all()
+    assert (after[..., 3] != kept[..., 3]).any()
+    assert (before == kept).all()  # an observation once given is never written again
+
+
+def test_ceiling_of_batches_out_of_sleepers(module: Any) -> None:
+    ceiling = module("latency_sleep").ceiling
+    assert ceiling(16, 1, batches=4000) == pytest.approx(1.0, abs=0.1)
+    assert ceiling(16, 16, batches=1000) < ceiling(16, 8, batches=2000) < ceiling(16, 4, batches=4000)
+
+
+def test_a_tiny_run_writes_json_markdown_and_plot(tmp_path: Path) -> None:
+    tiny = ["--only", "CartPole", "-n", "2", "--seconds", "0.02", "--rounds", "1", "--no-peers"]
+    done = run("throughput", *tiny, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "Gymnasium Sync" in done.stdout
+    (result,) = json.loads((tmp_path / "throughput.json").read_text())["results"]
+    assert (result["env"], result["num_envs"]) == ("CartPole-v1", 2)
+    assert "| Gymnasium Sync |" in (tmp_path / "throughput.md").read_text()
+    assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
