@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import shoal
+from envs import CountEnv
 
 BACKENDS = ("serial", "threads", "processes", "hybrid")
 
@@ -27,16 +31,45 @@ def gate(tmp_path: Path) -> Iterator[Path]:
     path.touch()
 
 
-def child_pids() -> set[int]:
-    """Direct children of this process, by the kernel's word."""
-    task = Path(f"/proc/{os.getpid()}/task")
-    return {int(pid) for thread in task.iterdir() for pid in (thread / "children").read_text().split()}
+def descendants() -> set[int]:
+    """All processes below this one, by the kernel's word; those that only wait to be reaped do not count."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # gone in the meantime
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(stat.parent.name))
+    found, to_see = set(), [os.getpid()]
+    while to_see:
+        own = children.get(to_see.pop(), [])
+        found.update(own)
+        to_see += own
+    return found
+
+
+@pytest.fixture(scope="session")
+def _forkserver() -> None:
+    """Started once: it and its descriptors stay until the interpreter leaves, and are nobody's leak."""
+    shoal.Pool(CountEnv, 1, backend="processes").close()
 
 
 @pytest.fixture
-def nothing_left_behind() -> Iterator[None]:
-    """Fails the test if it leaves threads or multiprocessing children running."""
-    threads = set(threading.enumerate())
+def nothing_left_behind(_forkserver: None) -> Iterator[None]:
+    """Fails the test if it leaves processes, threads or descriptors behind."""
+
+    def held() -> tuple[set[int], set[threading.Thread], int]:
+        gc.collect()
+        return descendants(), set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+
+    processes, threads, descriptors = held()
     yield
-    assert not multiprocessing.active_children()
-    assert set(threading.enumerate()) <= threads
+    for _ in range(100):  # the kernel may need a moment to take an ended process off its list
+        if descendants() <= processes:
+            break
+        time.sleep(0.02)
+    now = held()
+    assert now[0] <= processes, "processes were left behind"
+    assert now[1] <= threads, "threads were left behind"
+    assert now[2] <= descriptors, "descriptors were left behind"

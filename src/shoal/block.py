@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import gymnasium
+import numpy as np
 from gymnasium import Space
 
 from shoal import native
@@ -128,7 +129,10 @@ class Stepper:
 
     Args:
         post: takes a list of Notes, or a Reply, to the caller.
-        interrupts: whether Ctrl-C may end a pass halfway, which is so in the caller's own process only.
+        read_mail: handles the commands that lie in the side channel. A request may overtake the command that came
+            before it: whoever misses that command reads the mail first.
+        same_process: whether what is posted is seen by the caller as it is, rather than pickled.
+        interrupts: whether Ctrl-C may end a pass halfway, which is so in the caller's own thread only.
     """
 
     def __init__(
@@ -139,16 +143,21 @@ class Stepper:
         envs: list[Any],
         config: StepperConfig,
         post: Callable[[Any], None],
+        read_mail: Callable[[], None],
         pool_bell: Any,
         bell: Any,
-        interrupts: bool,
+        same_process: bool = False,
+        interrupts: bool = False,
     ):
         self.envs, self.start, self.worker = envs, start, worker
-        self._post, self._interrupts = post, interrupts
+        self._post, self._read_mail, self._interrupts = post, read_mail, interrupts
+        self._own: Callable[[Any], Any] = own_copy if same_process else lambda value: value
+        self._during = "step"
         self._leaves = flatten(config.observation_space)
         self._action_space, self._action_leaves = config.action_space, flatten(config.action_space)
         self._targets = slab.leaf_arrays("obs", self._leaves)
         self._actions = slab.leaf_arrays("action", self._action_leaves)
+        self._has_action_objects = any(leaf.kind is Kind.OBJECT for leaf in self._action_leaves)
         self._action_objects: dict[int, list[Any]] = {}
         self._resets: dict[int, _LaneReset] = {}
         self._notes: dict[int, Note] = {}
@@ -174,6 +183,8 @@ class Stepper:
 
     def _action(self, lane: int) -> Any:
         """The action of one lane, for nested spaces and for objects."""
+        if self._has_action_objects and lane not in self._action_objects:
+            self._read_mail()
         objects = iter(self._action_objects.pop(lane, ()))
         values = [self._action_leaf(leaf, array, lane, objects) for leaf, array in
                   zip(self._action_leaves, self._actions, strict=True)]  # fmt: skip
@@ -192,24 +203,33 @@ class Stepper:
     def special(self, lane: int, slot: int, op: int) -> None:
         """A reset, asked for or automatic."""
         env = self.envs[lane - self.start]
-        asked = self._resets.pop(lane, _LaneReset()) if op == native.OP_RESET else None
-        observation, info = env.reset() if asked is None else env.reset(seed=asked.seed, options=asked.options)
+        self._during = "reset"
+        if op == native.OP_RESET:
+            if lane not in self._resets:
+                self._read_mail()
+            asked = self._resets.pop(lane)
+            observation, info = env.reset(seed=asked.seed, options=asked.options)
+        else:
+            observation, info = env.reset()
         values = (0.0, False, False, True, 0, 0.0, 0)
         for array, value in zip(self._frame.values(), values, strict=True):
             array[slot, lane] = value
         self._begin_episode(lane)
         self.store(lane, slot, observation)
         self.note(lane, slot, info)
+        self._during = "step"
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
         """The end of an episode under same_step: reset now, and hand the last observation over in the info."""
-        # Copied: an env that reuses its observation buffer would overwrite it in reset.
-        final = {"final_obs": copy.deepcopy(observation), "final_info": info}
+        # Copied: an env that reuses its arrays or its info would overwrite them in reset.
+        final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
+        self._during = "reset"
         observation, reset_info = self.envs[lane - self.start].reset()
         self._frame["began"][slot, lane] = True
         self._begin_episode(lane)
         self.store(lane, slot, observation)
         self.note(lane, slot, {**final, **reset_info})
+        self._during = "step"
 
     def _begin_episode(self, lane: int) -> None:
         self._ended[lane] = 0
@@ -224,21 +244,21 @@ class Stepper:
         except BadObservation as error:
             raise BadObservation(f"env {lane}: {error}; its observation_space must say what it returns") from None
         if objects:
-            self._add_note(lane, slot, STATUS_NOTE, objects=objects)
+            self._add_note(lane, slot, STATUS_NOTE, objects=self._own(objects))
 
     def note(self, lane: int, slot: int, info: dict[str, Any]) -> None:
         """Keep an info for the side channel."""
         if not isinstance(info, dict):
             raise TypeError(f"info must be a dict, got {type(info).__name__}")
         if info:
-            self._add_note(lane, slot, STATUS_NOTE, info=info)
+            self._add_note(lane, slot, STATUS_NOTE, info=self._own(info))
 
     def failed(self, lane: int, slot: int, error: BaseException) -> None:
         """An env raised: its lane answers with the error."""
         if self._interrupts and isinstance(error, KeyboardInterrupt):
             raise error
         self._frame["terminated"][slot, lane] = self._frame["truncated"][slot, lane] = False
-        during = "step" if not isinstance(error, BadObservation) else "step or reset"
+        during, self._during = self._during, "step"
         self._resets.pop(lane, None)
         self._add_note(lane, slot, STATUS_NOTE | STATUS_ERROR, error=pack_error(error, during))
 
@@ -303,6 +323,23 @@ class Stepper:
                 errors.append((self.start + i, pack_error(error, "close")))
         self.envs.clear()
         return errors
+
+
+def own_copy(value: Any) -> Any:
+    """A copy of the containers and arrays in a value; other objects stay the same ones."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: own_copy(item) for key, item in value.items()}
+    if isinstance(value, dict):
+        kept = copy.copy(value)
+        kept.update((key, own_copy(item)) for key, item in value.items())
+        return kept
+    if type(value) in (list, tuple):
+        return type(value)(own_copy(item) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(own_copy(item) for item in value)
+    return value
 
 
 def _get_attribute(env: Any, name: str) -> Any:

@@ -41,7 +41,7 @@ class Crew:
         try:
             self._hire(env_fns, start_method)
         except OSError as error:
-            self._undo(Deadline.after(0))
+            self.dismiss(Deadline.after(0))
             raise StartError(f"could not make channels to {count} workers: {error}; use fewer workers") from error
         self.processes = [worker for worker in self.workers if isinstance(worker, ProcessWorker)]
         self.inline = next((worker for worker in self.workers if isinstance(worker, InlineWorker)), None)
@@ -68,21 +68,20 @@ class Crew:
         return bool(self.processes)
 
     def build(self, deadline: Deadline) -> list[Summary]:
-        """Start all workers and wait until their envs are built. Undone as a whole if one fails."""
+        """Start all workers and wait until their envs are built."""
         try:
             for worker in self.workers:
                 self._launch(worker)
             # The caller's own block last, while the others build theirs.
             order = sorted(self.workers, key=lambda worker: worker is self.inline)
             summaries = {worker.index: worker.built(deadline) for worker in order}
-        except BaseException as error:
-            self._undo(Deadline.after(1.0))
-            if isinstance(error, OSError) and not hasattr(error, "env_id"):
-                raise StartError(
-                    f"could not start {len(self.workers)} workers: {error}; use fewer workers, "
-                    "or raise the limit that it names"
-                ) from error
-            raise
+        except OSError as error:
+            if hasattr(error, "env_id"):
+                raise  # the env's own
+            raise StartError(
+                f"could not start {len(self.workers)} workers: {error}; use fewer workers, or raise the limit "
+                "that it names"
+            ) from error
         return [summaries[worker.index] for worker in self.workers]
 
     def _launch(self, worker: Worker) -> None:
@@ -98,14 +97,10 @@ class Crew:
             self._pool_bell = PipesBell(self.processes)
         elif self._backend == "threads":
             self._pool_bell = EventBell()
-        try:
-            for worker in self.workers:
-                worker.attach(slab, config, self._pool_bell)
-            for worker in self.workers:
-                worker.attached(deadline)
-        except BaseException:
-            self._undo(Deadline.after(1.0))
-            raise
+        for worker in self.workers:
+            worker.attach(slab, config, self._pool_bell)
+        for worker in self.workers:
+            worker.attached(deadline)
 
     def bells(self) -> tuple[list[Any], Any]:
         """What the twin rings (one per worker) and sleeps on."""
@@ -134,9 +129,6 @@ class Crew:
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None
-        return self._undo(deadline)
-
-    def _undo(self, deadline: Deadline) -> list[tuple[int, Any]]:
         for worker in self.workers:
             with contextlib.suppress(Exception):
                 worker.ask_to_close()

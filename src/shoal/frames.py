@@ -62,7 +62,7 @@ class Frames:
         mask = self._mask[: len(ready.ids)]
         return Batch(
             self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
-            dict(ready.infos), ready.ids.copy() if self._copy else ready.ids, mask.copy() if self._copy else mask,
+            dict(ready.infos), ready.ids.copy(), mask.copy(),
             take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
         )  # fmt: skip
 
@@ -131,12 +131,12 @@ class Frames:
         slot = int(self._slot[0]) if (self._slot == self._slot[0]).all() else -1
         return Ready(self._all_ids, 0, slot, ready.infos)
 
-    def realign(self) -> None:
+    def realign(self, slot: int) -> None:
         """Bring the last rows of all lanes, none of which is busy, into one frame.
 
-        Lanes fall out of step when only some are reset; this brings back full batches that are views.
+        Lanes fall out of step when only some are reset; this brings back full batches that are views. `slot` must be
+        that of the lanes that were just reset: the others' rows there are old enough to be overwritten.
         """
-        slot = self._slot[0]
         others = np.flatnonzero(self._slot != slot)
         for array in [*self._fields.values(), *self._obs]:
             if array is not None:

@@ -50,7 +50,7 @@ class Pool:
         frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends.
         copy: True gives arrays that are the caller's own.
         order: "ready" (the first lanes that are done) or "fifo" (strictly in the order in which they were sent).
-        seed: for the first reset, where that is given none.
+        seed: for the first reset of each env, where that is given none.
         isolate: never run an env in the caller's process, whatever "auto" thinks.
         observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
             or a pair (batched space, single space).
@@ -95,30 +95,27 @@ class Pool:
         self.frames = whole_number("frames", frames, 2, 255)
         self.autoreset, self.order, self.copy = autoreset, order, bool(copy)
         self._check_boxes = check_actions == "all"
-        self._first_seed = seed
+        self._first_seeds = spread_seed(seed, np.arange(self.num_envs))
         deadline = Deadline.after(start_timeout)
         self.plan: Plan = make_plan(
             env_fns, backend, num_workers, self.batch_size, isolate, self._start_method, deadline
         )
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method)
-        self.specs: EnvSpecs = self._start(observation_mode, deadline)
+        try:
+            self.specs: EnvSpecs = self._start(observation_mode, deadline)
+        except BaseException:
+            self._crew.dismiss(Deadline.after(1.0))  # a partial start is undone
+            raise
         self._fault = None
         _open_pools.add(self)
 
     # ---- start -----------------------------------------------------------------------------------------------
 
     def _start(self, observation_mode: Any, deadline: Deadline) -> EnvSpecs:
-        summaries = self._crew.build(deadline)
-        try:
-            specs = agree(summaries, self.num_envs, observation_mode)
-            obs_leaves = flatten(specs.single_observation_space)
-            action_leaves = flatten(specs.single_action_space)
-            workers = len(self._crew.workers)
-            layout = Layout.plan(obs_leaves, action_leaves, self.num_envs, self.frames, workers)
-            self._slab = Slab.create(layout, self._crew.shared)
-        except BaseException:
-            self._crew.dismiss(Deadline.after(1.0))
-            raise
+        specs = agree(self._crew.build(deadline), self.num_envs, observation_mode)
+        obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
+        layout = Layout.plan(obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers))
+        self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)
         config = StepperConfig(
             specs.single_observation_space, specs.single_action_space, self.autoreset,
@@ -258,12 +255,14 @@ class Pool:
         """Start a reset of envs (None: all); their first observations come with recv."""
         self._check_usable()
         ids = self._ids(env_ids)
-        if seed is None:
-            seed, self._first_seed = self._first_seed, None
         seeds = spread_seed(seed, ids)
+        if seed is None:
+            seeds = [self._first_seeds[lane] for lane in ids.tolist()]
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"options must be a dict or None, found {type(options).__name__}")
         self._scheduler.reset(ids, seeds, options)
+        for lane in ids.tolist():
+            self._first_seeds[lane] = None
 
     def wait_reset(self, env_ids: Any = None, timeout: float | None = None) -> Ready:
         """Wait for exactly these envs, which `async_reset` was called for."""

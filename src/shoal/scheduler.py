@@ -173,9 +173,10 @@ class Scheduler:
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
         ready = self._wait(len(ids), ids if len(ids) < self._count else None, deadline)
-        if ready.slot < 0 or (len(ids) < self._count and not self._pending):
-            self._realign()
-            ready = ready._replace(slot=int(self._slot[0]) if len(ids) == self._count else ready.slot)
+        slot = int(self._slot[ids[0]])
+        if not self._pending and (self._slot != slot).any():
+            self._data.realign(slot)
+            ready = ready._replace(slot=slot if len(ids) == self._count else ready.slot)
         return ready
 
     def drop(self, ids: Ids, deadline: Deadline) -> None:
@@ -254,11 +255,6 @@ class Scheduler:
 
     def _fail(self, lane: int) -> None:
         self._must_reset[lane] = self._some_must_reset = True
-
-    def _realign(self) -> None:
-        """Bring all lanes' last rows into one frame, so that full batches are views again instead of gathers."""
-        if not self._pending:
-            self._data.realign()
 
     # ---- commands --------------------------------------------------------------------------------------------
 

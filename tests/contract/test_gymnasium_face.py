@@ -199,7 +199,8 @@ def test_waiting_for_nothing(envs: VectorEnv, name: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_use_after_close(envs: VectorEnv) -> None:
+def test_use_after_close(backend: str) -> None:
+    envs = VectorEnv(CountEnv, 3, backend=backend, num_workers=2)
     envs.reset(seed=0)
     envs.close()
     envs.close()

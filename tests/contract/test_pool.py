@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 import shoal
 from contract.lockstep import assert_same
 from contract.plain_loop import Row, plain_loop
-from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
+from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv, fingerprint
 from shoal import Pool
+from shoal.block import Stepper
 
 AUTORESETS = ("next_step", "same_step", "disabled")
 PARALLEL = ("threads", "processes", "hybrid")  # where the caller can wait while an env is at work
@@ -446,19 +448,22 @@ def test_gathered_batches_are_their_own_arrays(backend: str) -> None:
         np.testing.assert_array_equal(uneven.obs, [[0, 0, 2], [1, 0, 1], [2, 0, 2]])
 
 
-def test_full_batches_after_a_reset_of_some_envs(backend: str) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_full_batches_after_a_reset_of_some_envs(backend: str, first: int) -> None:
     """The lanes are out of step in the slab then: batches are right all the same, views keep their word."""
     with Pool(partial(CountEnv, length=100), 4, backend=backend, num_workers=2) as pool:
         pool.reset(seed=0)
         kept = pool.step(zeros(4))
         values = kept.obs.copy()
-        some = pool.reset([1, 3], seed=20)
-        np.testing.assert_array_equal(some.obs, [[21, 0, 0], [23, 0, 0]])
+        ids = [first, first + 2]
+        np.testing.assert_array_equal(pool.reset(ids, seed=20).obs, [[20 + lane, 0, 0] for lane in ids])
         np.testing.assert_array_equal(kept.obs, values)
         batch = pool.step([1, 2, 3, 0])
-        np.testing.assert_array_equal(batch.obs, [[0, 0, 2], [21, 0, 1], [2, 0, 2], [23, 0, 1]])
-        np.testing.assert_array_equal(batch.episode_length, [2, 1, 2, 1])
-        np.testing.assert_array_equal(batch.reward, [102, 201, 302, 1])
+        length = [1 if lane in ids else 2 for lane in range(4)]
+        np.testing.assert_array_equal(batch.episode_length, length)
+        np.testing.assert_array_equal(batch.obs[:, 0], [20 * (lane in ids) + lane for lane in range(4)])
+        np.testing.assert_array_equal(batch.obs[:, 2], length)
+        np.testing.assert_array_equal(batch.reward, np.array([100, 200, 300, 0]) + length)
 
 
 # ---- calls -----------------------------------------------------------------------------------------------
@@ -538,6 +543,37 @@ def test_a_call_that_timed_out_is_not_taken_for_the_next(backend: str, gate: Pat
         gate.touch()
         assert pool.call("add", 1, 1) == [2, 2]
         np.testing.assert_array_equal(pool.step(zeros(2)).reward, [1, 1])
+
+
+@pytest.fixture
+def hesitant_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that pause after they have looked for messages and before they look for requests."""
+    original = Stepper.__init__
+
+    def init(self: Stepper, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        run = self.run
+
+        def pause_and_run() -> int:
+            time.sleep(0.01)
+            return int(run())
+
+        self.run = pause_and_run
+
+    monkeypatch.setattr(Stepper, "__init__", init)
+
+
+@pytest.mark.usefixtures("hesitant_workers")
+@pytest.mark.parametrize(("backend", "options"), [("threads", {}), ("processes", {"start_method": "fork"})])
+def test_a_request_never_overtakes_its_message(backend: str, options: dict[str, Any]) -> None:
+    """Seeds and actions that are objects travel beside the request: a worker just awake from a call needs both."""
+    make_env = partial(SpaceEnv, SPACES["box"], SPACES["custom"])
+    with Pool(make_env, 2, backend=backend, num_workers=2, **options) as pool:
+        for turn in range(5):
+            pool.get_attr("spec")
+            pool.reset(seed=10 * turn)
+            assert pool.get_attr("np_random_seed") == [10 * turn, 10 * turn + 1]
+            np.testing.assert_array_equal(pool.step([2, 4]).reward, [fingerprint(2), fingerprint(4)])
 
 
 # ---- what it says about itself ---------------------------------------------------------------------------

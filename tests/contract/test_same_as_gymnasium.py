@@ -83,15 +83,8 @@ def test_every_worker_count(backend: str, mode: AutoresetMode, num_envs: int, wo
         assert_lockstep(ours, theirs, steps=60)
 
 
-@modes
-@pytest.mark.parametrize("name", ENVS)
-def test_every_env(backend: str, mode: AutoresetMode, name: str) -> None:
-    with both([ENVS[name]] * 5, mode, backend, 2) as (ours, theirs):
-        assert_lockstep(ours, theirs, steps=40)
-
-
-# Each space and each kind of info meets every backend, and every autoreset mode in some backend.
 def every_backend(table: Any) -> Any:
+    """Each row meets every backend, and every autoreset mode in some backend."""
     rows = [
         pytest.param(name, backend, MODES[(i + j) % 3], id=f"{name}-{backend}-{MODES[(i + j) % 3].name}")
         for i, name in enumerate(table)
@@ -100,13 +93,20 @@ def every_backend(table: Any) -> Any:
     return pytest.mark.parametrize(("name", "backend", "mode"), rows)
 
 
+@every_backend(ENVS)
+def test_every_env(name: str, backend: str, mode: AutoresetMode) -> None:
+    with both([ENVS[name]] * 5, mode, backend, 2) as (ours, theirs):
+        assert_lockstep(ours, theirs, steps=40)
+
+
 @every_backend(SPACES)
 def test_every_observation_space(name: str, backend: str, mode: AutoresetMode) -> None:
     with both([partial(SpaceEnv, SPACES[name])] * 5, mode, backend, 2) as (ours, theirs):
         assert_lockstep(ours, theirs)
 
 
-@every_backend(SPACES)
+# Gymnasium cannot take actions of an empty Dict apart: test_odd_envs has that one.
+@every_backend([name for name in SPACES if name != "empty dict"])
 def test_every_action_space(name: str, backend: str, mode: AutoresetMode) -> None:
     """The reward is a fingerprint of the action: type, dtype and shape arrive as Gymnasium's would."""
     with both([partial(SpaceEnv, SPACES["box"], SPACES[name])] * 5, mode, backend, 2) as (ours, theirs):

@@ -75,11 +75,7 @@ class Worker(ABC):
 
     @abstractmethod
     def send(self, *message: Any) -> None:
-        """Put a command into the side channel. The lanes' next request, or `wake`, makes the worker read it."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Ring it, for a command that comes without a request."""
+        """Put a command into the side channel and make the worker read it."""
 
     @abstractmethod
     def receive(self, deadline: Deadline) -> Any:
@@ -99,7 +95,6 @@ class Worker(ABC):
         """Send a command that will be replied to; returns the ticket for `reply`."""
         ticket = next(_tickets)
         self.send(command, ticket, list(lanes), *args)
-        self.wake()
         return ticket
 
     def reply(self, ticket: int, deadline: Deadline) -> list[Any]:

@@ -62,8 +62,9 @@ class InlineWorker(Worker):
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         self._stepper = Stepper(
-            slab, self.index, self.start, self._envs, config, self._outbox.append, pool_bell, self.bell, True
-        )
+            slab, self.index, self.start, self._envs, config, self._outbox.append, lambda: None, pool_bell, self.bell,
+            same_process=True, interrupts=True,
+        )  # fmt: skip
         self.run = self._stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:
@@ -76,9 +77,6 @@ class InlineWorker(Worker):
     def send(self, *message: Any) -> None:
         assert self._stepper is not None
         self._stepper.handle(message)
-
-    def wake(self) -> None:
-        """Commands are carried out as they are sent."""
 
     def receive(self, deadline: Deadline) -> Any:
         if not self._outbox:

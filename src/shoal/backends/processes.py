@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ class ProcessWorker(Worker):
         self._mail: Any = None
         self._ring: Callable[[int], None] = lambda index: None
         self._state = "starting"
+        self._torn = False  # whether a message was cut off halfway
 
     @property
     def state(self) -> str:
@@ -98,7 +100,8 @@ class ProcessWorker(Worker):
         return answer
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        assert slab.fd is not None and self._process is not None
+        assert slab.fd is not None
+        assert self._process is not None
         self._send_raw(cloudpickle.dumps(("attach", slab.layout, config)))
         reduction.send_handle(self._connection, slab.fd, self._process.pid)
         self._mail = slab.array("mail")[self.index]
@@ -112,16 +115,29 @@ class ProcessWorker(Worker):
         self._ring = ring
 
     def send(self, *message: Any) -> None:
-        self._send_raw(cloudpickle.dumps(message))
+        data = cloudpickle.dumps(message)
+        # Told before it is sent: a message that is larger than the channel goes only while somebody reads.
         self._mail[0] += 1
+        self._wake()
+        self._send_raw(data)
 
     def _send_raw(self, data: bytes) -> None:
+        if self._torn:
+            raise self._tear()
         try:
             self._connection.send_bytes(data)
         except (BrokenPipeError, ConnectionResetError):
             raise self.death() from None
+        except BaseException:
+            # An interrupt may have cut the message in two: nothing that follows would be understood.
+            self._torn = True
+            raise
 
-    def wake(self) -> None:
+    def _tear(self) -> WorkerDied:
+        message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
+        return WorkerDied(message, self.index, self.pid, None, self.env_ids)
+
+    def _wake(self) -> None:
         # The twin's worker sleeps on the channel itself.
         if native.KIND == "native":
             self._ring(self.index)
@@ -178,12 +194,19 @@ class ProcessWorker(Worker):
         if self._state in ("closing", "closed") or self._process is None:
             return
         running, self._state = self._state == "running", "closing"
+        if not self._writable():
+            return  # it does not read, and will be forced
         with contextlib.suppress(WorkerDied, OSError):
             if running:
                 self.send("close")
-                self.wake()
             else:
                 self._send_raw(cloudpickle.dumps(("close",)))
+
+    def _writable(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+        poller = select.poll()
+        poller.register(self._connection.fileno(), select.POLLOUT)
+        return any(event & select.POLLOUT for _, event in poller.poll(0))
 
     def _last_words(self, deadline: Deadline) -> list[tuple[int, Any]]:
         """What its envs raised in close. A worker that is dead or stuck has none."""

@@ -41,8 +41,10 @@ class ThreadWorker(Worker):
         self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._attachment: queue.SimpleQueue[tuple[Slab, StepperConfig, Any] | None] = queue.SimpleQueue()
-        self._ring_native: Any = None
+        self._ring: Any = None
         self._state = "starting"
+        self._leaving = False
+        self._stepper: Stepper
         # Daemon: an env that never returns must not keep the interpreter from leaving.
         self._thread = threading.Thread(target=self._main, name=f"shoal-{index}", daemon=True)
 
@@ -73,14 +75,12 @@ class ThreadWorker(Worker):
 
     def use_ringer(self, ring: Any) -> None:
         """How the pool rings this worker when it has commands without a request."""
-        self._ring_native = ring
+        self._ring = ring
 
     def send(self, *message: Any) -> None:
         self._commands.put(message)
-
-    def wake(self) -> None:
-        if self._ring_native is not None:
-            self._ring_native(self.index)
+        if self._ring is not None:
+            self._ring(self.index)
 
     def receive(self, deadline: Deadline) -> Any:
         try:
@@ -93,7 +93,6 @@ class ThreadWorker(Worker):
             self._state = "closing"
             self._attachment.put(None)
             self.send("close")
-            self.wake()
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
         if self._state == "closed":
@@ -125,17 +124,21 @@ class ThreadWorker(Worker):
                 env.close()
             return
         slab, config, pool_bell = attachment
-        stepper = Stepper(slab, self.index, self.start, envs, config, self._outbox.put, pool_bell, self._bell, False)
+        self._stepper = Stepper(
+            slab, self.index, self.start, envs, config, self._outbox.put, self._read_mail, pool_bell, self._bell,
+            same_process=True,
+        )  # fmt: skip
         self._outbox.put("attached")
-        self._serve(stepper, config.spin_ns)
-        self._outbox.put(("closed", stepper.close()))
+        while not self._leaving:
+            self._stepper.wait(-1, config.spin_ns)
+            self._read_mail()
+            self._stepper.run()
+        self._outbox.put(("closed", self._stepper.close()))
 
-    def _serve(self, stepper: Stepper, spin_ns: int) -> None:
-        while True:
-            stepper.wait(-1, spin_ns)
-            while not self._commands.empty():
-                message = self._commands.get()
-                if message[0] == "close":
-                    return
-                stepper.handle(message)
-            stepper.run()
+    def _read_mail(self) -> None:
+        while not self._commands.empty():
+            message = self._commands.get()
+            if message[0] == "close":
+                self._leaving = True
+            else:
+                self._stepper.handle(message)

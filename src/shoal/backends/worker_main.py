@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import select
@@ -105,10 +106,9 @@ def main(connection: Connection, assignment: bytes, inherited: list[int]) -> Non
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who closes us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
-    try:
+    # When the caller is gone, or has closed us, there is nobody to tell.
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         _work(connection, cloudpickle.loads(assignment))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the caller is gone or has closed us: nobody to tell
 
 
 def _leave_with_caller(fd: int) -> None:
@@ -150,9 +150,12 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     outbox = Outbox(connection)
     channel = _Channel(connection, outbox, slab, assignment.index)
     bell = ConnectionBell(connection, outbox.send)
-    stepper = Stepper(slab, assignment.index, assignment.start, envs, stepper_config, channel.post, bell, bell, False)
+    stepper = Stepper(
+        slab, assignment.index, assignment.start, envs, stepper_config, channel.post, channel.read_mail, bell, bell
+    )
+    channel.stepper = stepper
     connection.send_bytes(dumps("attached"))
-    channel.serve(stepper, stepper_config.spin_ns)
+    channel.serve(stepper_config.spin_ns)
     channel.post(("closed", stepper.close()))
     outbox.close()
 
@@ -186,21 +189,28 @@ class _Channel:
         self._connection, self._outbox = connection, outbox
         self._mail = slab.array("mail")[index]
         self._read = 0  # commands read so far, against mail[0] sent
+        self._leaving = False
+        self.stepper: Stepper
 
-    def serve(self, stepper: Stepper, spin_ns: int) -> None:
+    def serve(self, spin_ns: int) -> None:
         """Step and obey until the command to close."""
-        while True:
-            stepper.wait(-1, spin_ns)
-            while self._has_mail():
-                data = self._connection.recv_bytes()
-                if data == DING:
-                    continue
-                self._read = (self._read + 1) & 0xFFFFFFFF
-                message = cloudpickle.loads(data)
-                if message[0] == "close":
-                    return
-                stepper.handle(message)
-            stepper.run()
+        while not self._leaving:
+            self.stepper.wait(-1, spin_ns)
+            self.read_mail()
+            self.stepper.run()
+
+    def read_mail(self) -> None:
+        """Carry out the commands that lie in the channel."""
+        while self._has_mail():
+            data = self._connection.recv_bytes()
+            if data == DING:
+                continue
+            self._read = (self._read + 1) & 0xFFFFFFFF
+            message = cloudpickle.loads(data)
+            if message[0] == "close":
+                self._leaving = True
+            else:
+                self.stepper.handle(message)
 
     def _has_mail(self) -> bool:
         if native.KIND == "twin":

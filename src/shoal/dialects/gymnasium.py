@@ -355,7 +355,7 @@ _replaced: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Make `gymnasium.make_vec` and `gymnasium.vector.SyncVectorEnv`/`AsyncVectorEnv` give Shoal's, until `uninstall`."""
+    """Make `gymnasium.make_vec` and `gymnasium.vector`'s two classes give Shoal's, until `uninstall`."""
     if not _replaced:
         for name, cls in (("SyncVectorEnv", SyncVectorEnv), ("AsyncVectorEnv", AsyncVectorEnv)):
             _replaced[name] = getattr(gymnasium.vector, name)

@@ -29,10 +29,7 @@ if os.environ.get("SHOAL_NATIVE", "1") != "0":
 
 KIND = "twin" if core is None else "native"
 
-if TYPE_CHECKING or core is None:
-    outside = twin.outside
-else:
-    outside = core.outside
+outside = twin.outside if TYPE_CHECKING or core is None else core.outside
 
 
 def Lanes(*args: Any, **kwargs: Any) -> Any:

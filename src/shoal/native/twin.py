@@ -235,7 +235,7 @@ class Block:
             raise TypeError(f"step must return a tuple (obs, reward, terminated, truncated, info), got {result!r}")
         observation, reward, terminated, truncated, info = result
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
-        self._run_return[lane] += reward
+        self._run_return[lane] = float(self._run_return[lane]) + reward
         self._run_length[lane] += 1
         values = (reward, terminated, truncated, False, 0, self._run_return[lane], self._run_length[lane])
         for array, value in zip(self._frame.values(), values, strict=True):

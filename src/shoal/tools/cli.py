@@ -111,9 +111,7 @@ def _bench(options: argparse.Namespace) -> int:
     cores = usable_cores()
     field = [
         *contenders.limits(cores),
-        *contenders.shoals(
-            list(dict.fromkeys(options.backends)), options.workers, options.batch_size, options.lend
-        ),
+        *contenders.shoals(list(dict.fromkeys(options.backends)), options.workers, options.batch_size, options.lend),
         *peers.gymnasiums(),
         *(peers.others(cores) if options.peers else []),
     ]

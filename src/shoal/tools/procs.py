@@ -105,3 +105,12 @@ def _pss(pid: int) -> int | None:
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def stolen_seconds() -> float:
+    """CPU seconds that the hypervisor has given to others so far, over all cores; 0 on a real machine."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0

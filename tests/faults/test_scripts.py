@@ -1,0 +1,233 @@
+"""Whole programs: however they end, they end, and their workers with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from faults.kit import ISOLATED, alive, eventually
+
+pytestmark = pytest.mark.timeout(60)
+
+TESTS = Path(__file__).parents[1]
+START = """
+    import os, sys, time, signal
+    import numpy as np
+    import shoal
+    from faults.kit import DeedEnv
+    def pool_of(deeds=None, **options):
+        options = {{"backend": {backend!r}, "num_workers": 2, **options}}
+        pool = shoal.Pool(DeedEnv, 4, **options)
+        pool.reset(seed=0)
+        if deeds:
+            pool.set_attr("deeds", [deeds], [3])
+        print(*[worker.pid for worker in pool.workers if worker.pid], flush=True)
+        return pool
+    zeros = np.zeros(4, np.int64)
+"""
+
+
+@contextmanager
+def program(backend: str, body: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Runs a script in a process group of its own; gives it and its workers' pids, once it has said them."""
+    text = textwrap.dedent(START).format(backend=backend) + textwrap.dedent(body)
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], cwd=TESTS, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate(timeout=10)[1]
+        yield process, [int(pid) for pid in line.split()]
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=10)
+
+
+def ends(process: subprocess.Popen[str], pids: list[int], seconds: float = 20) -> tuple[int, str, str]:
+    """Its exit status and what it wrote; its workers are gone as well."""
+    out, error = process.communicate(timeout=seconds)
+    eventually(lambda: not any(alive(pid) for pid in pids), lambda: [pid for pid in pids if alive(pid)])
+    return process.returncode, out, error
+
+
+ALL = ("serial", "threads", "processes", "hybrid")
+
+
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "pool = pool_of(); pool.step(zeros)",
+        "pool = pool_of(); pool.send(zeros)",
+        "pool = pool_of({'close': 'raise'}); pool.step(zeros)",
+        "keep = [pool_of() for _ in range(3)]",
+    ],
+    ids=["idle", "pending", "close raises", "three pools"],
+)
+def test_without_close_the_interpreter_leaves(backend: str, body: str) -> None:
+    with program(backend, body) as (process, pids):
+        code, _, error = ends(process, pids)
+        assert code == 0, error
+        assert error == ""
+
+
+@pytest.mark.parametrize("backend", ["threads", *ISOLATED])
+@pytest.mark.parametrize("where", ["step", "close"])
+def test_a_hanging_env_does_not_keep_the_interpreter(backend: str, where: str) -> None:
+    body = f"""
+        pool = pool_of({{{where!r}: 'hang'}})
+        pool.send(zeros)
+        time.sleep(0.2)
+    """
+    with program(backend, body) as (process, pids):
+        assert ends(process, pids)[0] == 0
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_an_uncaught_error_ends_the_program_with_one_story(backend: str) -> None:
+    with program(backend, "pool = pool_of({'step': 'raise'}); pool.step(zeros)") as (process, pids):
+        code, _, error = ends(process, pids)
+        assert code == 1
+        last = [line for line in error.splitlines() if line.startswith("shoal.EnvError")]
+        assert last == ["shoal.EnvError: env 3 raised in step (worker "
+                        f"{0 if backend == 'serial' else 1}): ValueError: bad joint"]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_sys_exit_in_an_env_is_not_the_programs(backend: str) -> None:
+    with program(backend, "pool = pool_of({'step': 'exit politely'}); pool.step(zeros)") as (process, pids):
+        code, _, error = ends(process, pids)
+        assert code == 1
+        assert "env 3" in error
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("doing", ["idle", "step"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_leave_with_their_caller(backend: str, start_method: str, doing: str, how: signal.Signals) -> None:
+    if backend == "hybrid" and (start_method != "forkserver" or how is signal.SIGTERM):
+        pytest.skip("its workers are those of the process backend")
+    body = f"""
+        pool = pool_of({{'step': 'hang'}} if {doing!r} == "step" else None, start_method={start_method!r})
+        if {doing!r} == "step":
+            pool.send(zeros)
+        print("ready", flush=True)
+        time.sleep(100)
+    """
+    with program(backend, body) as (process, pids):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert all(alive(pid) for pid in pids)
+        os.kill(process.pid, how)
+        assert ends(process, pids)[0] == -how
+
+
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize("doing", ["pool.step(zeros)", "pool.call('pid')", "pool.reset()", "time.sleep(0.01)"])
+def test_ctrl_c(backend: str, doing: str) -> None:
+    """The whole group gets the signal, as from a terminal: one traceback, from the caller; workers say nothing."""
+    body = f"""
+        with pool_of() as pool:
+            print("ready", flush=True)
+            while True:
+                {doing}
+    """
+    with program(backend, body) as (process, pids):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        code, _, error = ends(process, pids)
+        assert code == -signal.SIGINT
+        assert error.count("Traceback (most recent call last)") == 1, error
+        assert error.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("backend", ["threads", *ISOLATED])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
+def test_ctrl_c_while_a_step_hangs(backend: str, twice: bool) -> None:
+    body = """
+        with pool_of({'step': 'hang'}) as pool:
+            print("ready", flush=True)
+            pool.step(zeros)
+    """
+    with program(backend, body) as (process, pids):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        if twice:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            os.killpg(process.pid, signal.SIGINT)
+        code, _, error = ends(process, pids)
+        assert code == -signal.SIGINT
+        assert "KeyboardInterrupt" in error
+
+
+@pytest.mark.parametrize("backend", ["serial", "threads", *ISOLATED])
+def test_ctrl_c_can_be_caught_and_gone_on_from(backend: str) -> None:
+    body = """
+        pool = pool_of()
+        print("ready", flush=True)
+        try:
+            while True:
+                pool.step(zeros)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert pool.reset(seed=5).obs[:, 0].tolist() == [5, 6, 7, 8]
+        assert pool.step(zeros).obs[:, 2].tolist() == [1] * 4
+        pool.close()
+        print("went on")
+    """
+    with program(backend, body) as (process, pids):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        code, out, error = ends(process, pids)
+        assert (code, out) == (0, "went on\n"), error
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_a_script_needs_no_main_guard_and_catches_its_own_exceptions(
+    backend: str, start_method: str, tmp_path: Path
+) -> None:
+    """Env and exception classes of the script itself travel by value, and come back as themselves."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(TESTS)!r})
+        import numpy as np, shoal
+        from envs import CountEnv
+        print("script runs")
+        class Tired(Exception):
+            def __init__(self, joint):
+                super().__init__(joint)
+                self.joint = joint
+        class Env(CountEnv):
+            def step(self, action):
+                raise Tired("knee")
+        pool = shoal.Pool(Env, 4, backend={backend!r}, num_workers=2, start_method={start_method!r})
+        pool.reset()
+        try:
+            pool.step(np.zeros(4, int))
+        except Tired as error:
+            print("caught", error.joint, error.env_id)
+        pool.close()
+    """)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=40)
+    assert done.stdout == "script runs\ncaught knee 0\n", done.stderr
+    assert done.stderr == ""

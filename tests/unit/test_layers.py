@@ -1,0 +1,117 @@
+"""Imports point down only, nothing below the dialects knows a framework, and `import shoal` stays light."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+ROOT = Path(shoal.__file__).parent
+
+# From the bottom up. A module may import what stands before its own row, and its neighbours in the row.
+LAYERS = (
+    ("errors", "deadline", "cores", "checks"),
+    ("native",),
+    ("spaces",),
+    ("slab",),
+    ("adapters", "remote"),
+    ("block", "measurement"),
+    ("specs", "stats", "batch"),
+    ("frames",),
+    ("backends",),
+    ("crew",),
+    ("scheduler", "plan"),
+    ("pool",),
+    ("dialects",),
+    ("make",),
+    ("__init__",),
+    ("tools",),
+)
+RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
+FRAMEWORKS = {
+    "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
+    "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
+}  # fmt: skip
+MAY_IMPORT_FRAMEWORKS = {"dialects", "tools"}
+HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
+
+
+def part(module: str) -> str:
+    """shoal.backends.base -> backends; shoal itself -> __init__."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, inside functions too, those for type checkers left out."""
+    tree = ast.parse(path.read_text())
+    skipped = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            # `from shoal import native` imports shoal.native; `from shoal.errors import X` imports shoal.errors.
+            yield from names if node.module == "shoal" else [str(node.module)]
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("shoal", *(p for p in parts if p != "__init__")))
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+def test_imports_point_down(path: Path) -> None:
+    here = part(name_of(path))
+    assert here in RANK, f"{here} has no place in LAYERS: give it one"
+    for module in imports(path):
+        if module.split(".")[0] == "shoal":
+            there = part(module)
+            if there not in RANK:
+                there = "__init__"  # a name of the package itself, as in `from shoal import Pool`
+            assert RANK[there] <= RANK[here], f"{name_of(path)} imports {module}, which stands above it"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
+    if part(name_of(path)) not in MAY_IMPORT_FRAMEWORKS:
+        found = {module.split(".")[0] for module in imports(path)} & FRAMEWORKS
+        assert not found, f"{name_of(path)} imports {found}"
+
+
+@pytest.mark.parametrize("module", ["shoal", "shoal.backends.worker_main", "shoal.dialects.gymnasium"])
+def test_import_stays_light(module: str) -> None:
+    script = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
+    assert not loaded & set(HEAVY)
+    assert "shoal.tools" not in json.loads(done.stdout)
+
+
+def test_import_starts_nothing_and_says_nothing() -> None:
+    script = """
+import os, threading
+before = len(os.listdir("/proc/self/fd"))
+import shoal
+assert threading.active_count() == 1, threading.enumerate()
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,138 @@
+"""The plan: what "auto" chooses from a measurement, and what is taken as asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import shoal
+from shoal.adapters.gymnasium import as_env_fns
+from shoal.deadline import NEVER
+from shoal.measurement import Measurement, time_steps
+from shoal.plan import MOST_THREADS, Plan, _choose, make_plan, predict
+
+COMPUTES = Measurement((6e-6,) * 100, 6e-6)
+HEAVY = Measurement((500e-6,) * 100, 500e-6)
+WAITS = Measurement(tuple(np.random.default_rng(0).lognormal(-7.4, 1.0, 200).tolist()), 20e-6)
+
+
+class Napping(gymnasium.Env[np.ndarray, np.int64]):
+    """Waits in each step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.002)
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class Broken(Napping):
+    """Raises in its first step."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        raise ZeroDivisionError("in the probe")
+
+
+@pytest.mark.parametrize(
+    ("measured", "count", "cores", "isolate", "backend", "workers"),
+    [
+        (COMPUTES, 1, 2, False, "serial", 1),
+        (COMPUTES, 8, 2, False, "hybrid", 2),
+        (COMPUTES, 1024, 2, False, "hybrid", 2),
+        (COMPUTES, 1024, 16, False, "hybrid", 16),
+        (COMPUTES, 8, 1, False, "serial", 1),
+        (COMPUTES, 64, 2, True, "processes", 2),
+        (HEAVY, 8, 2, False, "hybrid", 2),
+        (HEAVY, 3, 8, False, "hybrid", 3),
+        (HEAVY, 1, 8, True, "processes", 1),
+    ],
+)
+def test_envs_that_compute_get_a_worker_for_each_core(
+    measured: Measurement, count: int, cores: int, isolate: bool, backend: str, workers: int
+) -> None:
+    plan = _choose(measured, count, count, cores, None, isolate)
+    assert (plan.backend, plan.num_workers) == (backend, workers)
+
+
+@pytest.mark.parametrize("count", [8, 64, 1024])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_envs_that_wait_get_more_workers_than_cores(count: int, isolate: bool) -> None:
+    plan = _choose(WAITS, count, count, 2, None, isolate)
+    assert plan.backend in (("processes",) if isolate else ("threads", "processes"))
+    assert plan.num_workers >= min(count, 8)
+    serial = predict(WAITS, "serial", 1, count, count, 2)
+    assert predict(WAITS, plan.backend, plan.num_workers, count, count, 2) < serial / 2
+
+
+def test_a_given_number_of_workers_is_kept() -> None:
+    assert _choose(HEAVY, 64, 64, 2, 5, False).num_workers == 5
+    assert _choose(HEAVY, 3, 3, 2, 5, True).num_workers == 3
+
+
+def test_the_measurement_tells_waiting_from_computing() -> None:
+    assert time_steps(Napping()).waiting > 0.8
+    computing = time_steps(gymnasium.make("CartPole-v1"))
+    assert computing.waiting < 0.2
+    assert len(computing.wall) > 100
+
+
+def test_auto_measures_in_a_process_and_says_what_it_chose() -> None:
+    with shoal.Pool(Napping, 6) as pool:
+        assert pool.plan.backend in ("threads", "processes")
+        assert pool.plan.measured is not None
+        assert pool.plan.measured.mean > 0.0015
+        assert "waiting" in str(pool.plan)
+        assert pool.plan.num_workers == 6
+        pool.reset(seed=0)
+        assert pool.step(np.zeros(6, np.int64)).reward.tolist() == [1.0] * 6
+
+
+def test_auto_tells_of_an_env_that_raises_while_it_is_measured() -> None:
+    with pytest.raises(ZeroDivisionError, match="in the probe") as caught:
+        shoal.Pool(Broken, 4)
+    assert isinstance(caught.value, shoal.EnvError)
+    assert caught.value.env_id == 0
+
+
+def test_auto_runs_in_this_process_what_cannot_be_sent_to_another() -> None:
+    lock = __import__("threading").Lock()
+    with shoal.Pool(lambda: (lock, Napping())[1], 2) as pool:
+        assert pool.plan.backend == "serial"
+        assert "lock" in pool.plan.reason
+    with pytest.raises(shoal.BadEnv, match="lock"):
+        shoal.Pool(lambda: (lock, Napping())[1], 2, isolate=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers", "count", "expected"),
+    [
+        ("serial", 7, 4, Plan("serial", 1, "as asked for")),
+        ("processes", 3, 7, Plan("processes", 3, "as asked for")),
+        ("processes", 9, 7, Plan("processes", 7, "as asked for")),
+        ("hybrid", 2, 1, Plan("hybrid", 1, "as asked for")),
+        ("threads", None, 5, Plan("threads", 5, "as asked for")),
+        ("threads", None, 5000, Plan("threads", MOST_THREADS, "as asked for")),
+    ],
+)
+def test_a_named_backend_is_taken_as_asked_for(backend: str, workers: int | None, count: int, expected: Plan) -> None:
+    fns = as_env_fns(Napping, count)
+    assert make_plan(fns, backend, workers, count, False, "forkserver", NEVER) == expected
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.5, True])
+def test_a_senseless_number_of_workers_is_refused(workers: Any) -> None:
+    with pytest.raises(ValueError, match="num_workers"):
+        shoal.Pool(Napping, 2, backend="processes", num_workers=workers)
+
+
+def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="isolate"):
+        shoal.Pool(Napping, 2, backend="hybrid", isolate=True)
