@@ -76,8 +76,7 @@ def table(found: dict[str, Any], heading: str) -> Table:
         if not one["runs"]:
             continue
         cold, warm, script = (
-            f"{statistics.median(run[part] for run in one['runs']):.2f} s"
-            for part in ("cold", "warm", "script")
+            f"{statistics.median(run[part] for run in one['runs']):.2f} s" for part in ("cold", "warm", "script")
         )
         last = one["runs"][-1]
         memory = f"{last['worker_pss'] / 2**20:.0f} MiB" if last["worker_pss"] else ""

@@ -6,7 +6,11 @@ import math
 import time
 from dataclasses import dataclass
 
+import numpy as np
+
 __all__ = ["Deadline"]
+
+LONGEST = 1e9  # seconds, 31 years: what is longer would not fit into the clock's word
 
 
 @dataclass(frozen=True)
@@ -21,11 +25,11 @@ class Deadline:
         """Counted from now. Raises ValueError for what is no span of time."""
         if seconds is None:
             return NEVER
-        if not isinstance(seconds, int | float) or math.isnan(seconds) or seconds < 0:
+        if not isinstance(seconds, int | float | np.number) or math.isnan(seconds) or seconds < 0:
             raise ValueError(f"a timeout is a number of seconds of at least 0, or None for none; found {seconds!r}")
-        if math.isinf(seconds):
+        if seconds > LONGEST:
             return NEVER
-        return cls(seconds, time.monotonic_ns() + int(seconds * 1e9))
+        return cls(float(seconds), time.monotonic_ns() + int(float(seconds) * 1e9))
 
     @property
     def left(self) -> float | None:

@@ -22,7 +22,9 @@ A message says what happened, in which env, what was expected, what was found, a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
 import gymnasium.error
@@ -73,6 +75,14 @@ class EnvError(ShoalError):
         # Not Exception.__str__: a base such as KeyError or OSError would write it in its own way.
         return self._text
 
+    def __repr__(self) -> str:
+        return f"EnvError({self._text.partition(chr(10))[0]!r})"
+
+    def __reduce__(self) -> Any:
+        # The class was made for this one error: pickle would not find it. The original may not load, and stays here.
+        state = {name: value for name, value in vars(self).items() if name != "original"}
+        return _revive, (next(iter(type(self).__bases__[1:]), None), self.args, state)
+
 
 class WorkerDied(ShoalError):
     """A worker process is gone.
@@ -90,6 +100,9 @@ class WorkerDied(ShoalError):
         self.pid = pid
         self.exitcode = exitcode
         self.env_ids = list(env_ids)
+
+    def __reduce__(self) -> Any:
+        return WorkerDied, (self.args[0], self.worker, self.pid, self.exitcode, self.env_ids)
 
 
 class StepTimeout(ShoalError, TimeoutError):
@@ -166,27 +179,48 @@ def env_error(
         summary: its last line, such as "ValueError: bad joint".
     """
     error = _both(original_type)
-    error.env_id = env_id
-    error.worker = worker
-    error.during = during
-    error.remote_traceback = remote_traceback
-    error.original = original
     if original is not None:
-        error.args = original.args
-        error.__dict__.update({k: v for k, v in vars(original).items() if k not in error.__dict__})
-    error._text = f"env {env_id} raised in {during} (worker {worker}): {summary}\n\n{remote_traceback.rstrip()}"
+        _copy_attributes(original, error)
+    text = f"env {env_id} raised in {during} (worker {worker}): {summary}\n\n{remote_traceback.rstrip()}"
+    # Into the dict itself: the env's type may have a __setattr__ of its own.
+    vars(error).update(
+        env_id=env_id, worker=worker, during=during, remote_traceback=remote_traceback, original=original, _text=text
+    )
     return error
 
 
 def _both(original_type: type[BaseException] | None) -> EnvError:
     """An empty EnvError that is an instance of the given type too, where Python allows the two as bases."""
-    if original_type is None or issubclass(original_type, EnvError):
+    if original_type is None or issubclass(original_type, EnvError) or not issubclass(original_type, Exception):
+        # SystemExit and KeyboardInterrupt too: an env that wants to leave must not take the caller along.
         return EnvError()
     try:
         namespace: dict[str, Any] = {"__module__": "shoal", "__doc__": EnvError.__doc__}
         combined: Any = type("EnvError", (EnvError, original_type), namespace)
-        # __new__ without __init__: the env's type may want arguments that we cannot know.
-        error: EnvError = combined.__new__(combined)
-        return error
-    except TypeError:
+    except Exception:
         return EnvError()
+    # __new__ without __init__: the env's type may want arguments that we cannot know. Its own __new__ first, which
+    # OSError insists on; then the plain one, on which MemoryError insists.
+    for new in (original_type.__new__, Exception.__new__):
+        with contextlib.suppress(Exception):
+            error: EnvError = new(combined)
+            return error
+    return EnvError()
+
+
+def _copy_attributes(original: BaseException, error: EnvError) -> None:
+    """All that code which catches the original's type may ask it for."""
+    vars(error).update(vars(original))
+    object.__setattr__(error, "args", original.args)
+    for cls in type(original).__mro__:
+        for name, slot in vars(cls).items():
+            if isinstance(slot, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
+                with contextlib.suppress(Exception):  # not set, or read only
+                    object.__setattr__(error, name, getattr(original, name))
+
+
+def _revive(original_type: type[BaseException] | None, args: tuple[Any, ...], state: dict[str, Any]) -> EnvError:
+    error = _both(original_type)
+    object.__setattr__(error, "args", args)
+    vars(error).update(state)
+    return error

@@ -26,7 +26,7 @@ LANE = 0.3e-6  # per env and batch, on any backend
 HYBRID = 3e-6  # meeting workers that spin beside the caller
 PROCESSES = 25e-6  # sleeping and waking up again
 PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
-THREAD_TURN = 30e-6  # the same for a thread, under the GIL
+THREAD_TURN = 40e-6  # the same for a thread, under the GIL
 MOST_PROCESSES, MOST_THREADS = 128, 256
 MARGIN = 0.97  # a more complicated choice must be predicted to take less than this of a simpler one
 

@@ -95,7 +95,8 @@ def _array_leaf(
     path: Path, shape: Any, dtype: Any, low: Any, high: Any, discrete: bool = False, scalar: bool = False
 ) -> Leaf:
     dtype = np.dtype(dtype)
-    bounds = [np.ascontiguousarray(np.broadcast_to(np.asarray(b, dtype), shape)) for b in (low, high)]
+    # Not ascontiguousarray, which gives a number an axis.
+    bounds = [np.array(np.broadcast_to(np.asarray(b, dtype), shape), order="C") for b in (low, high)]
     return Leaf(path, Kind.ARRAY, tuple(shape), dtype, discrete, scalar, *bounds)
 
 
@@ -140,8 +141,12 @@ def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes
     array = _read_array(leaf, value, count)
     if leaf.discrete or check_boxes:
         _check_bounds(leaf, array, ids)
-    # Only after the check: 300 must not become 44 in a uint8.
-    return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+    if array.dtype == leaf.dtype:
+        return array
+    cast = array.astype(leaf.dtype)
+    if leaf.dtype.kind in "iu" and not np.array_equal(cast, array):  # 300 must not become 44 in a uint8
+        raise BadAction(f"actions{leaf.name}: expected numbers that fit into {leaf.dtype}, found {array}")
+    return cast
 
 
 def _read_objects(leaf: Leaf, value: Any, count: int) -> list[Any]:

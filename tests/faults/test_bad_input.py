@@ -99,20 +99,35 @@ BAD_CALLS: list[tuple[str, Callable[[Pool], Any], type[BaseException], list[str]
 ]
 
 
+def assert_refused(pool: Pool, act: Callable[[Pool], Any], error: type[BaseException], words: list[str]) -> None:
+    """The call raises, and the envs are as they were: at their first step."""
+    pool.reset(seed=0)
+    pool.step(ZEROS)
+    episodes = pool.get_attr("episode")
+    with refused(error, *words):
+        act(pool)
+    assert len(pool.pending) == 0
+    assert pool.get_attr("steps") == [1] * 4, "nothing was stepped"
+    assert pool.get_attr("episode") == episodes, "nothing was reset"
+    assert pool.get_attr("value") == ["untouched"] * 4
+    assert pool.step(ZEROS).obs[:, 2].tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("backend", ["serial", "processes"])
 @pytest.mark.parametrize(("act", "error", "words"), [row[1:] for row in BAD_CALLS], ids=[row[0] for row in BAD_CALLS])
 def test_bad_arguments_are_refused_before_anything_moves(
     backend: str, act: Callable[[Pool], Any], error: type[BaseException], words: list[str]
 ) -> None:
     with open_pool(CountEnv, backend=backend) as pool:
-        pool.reset(seed=0)
-        pool.step(ZEROS)
-        with refused(error, *words):
-            act(pool)
-        assert len(pool.pending) == 0
-        assert pool.get_attr("steps") == [1] * 4, "nothing was stepped"
-        assert pool.get_attr("episode") == [0] * 4, "nothing was reset"
-        assert pool.get_attr("value") == ["untouched"] * 4
-        assert pool.step(ZEROS).obs[:, 2].tolist() == [2] * 4
+        assert_refused(pool, act, error, words)
+        assert_usable(pool)
+
+
+@pytest.mark.parametrize("backend", ["threads", "hybrid"])
+def test_bad_arguments_one_after_the_other(backend: str) -> None:
+    with open_pool(CountEnv, backend=backend) as pool:
+        for _, act, error, words in BAD_CALLS:
+            assert_refused(pool, act, error, words)
         assert_usable(pool)
 
 
@@ -383,8 +398,12 @@ BAD_MAKERS: list[tuple[Callable[[], Any], type[BaseException], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize("index", [0, 1, 3])
-@pytest.mark.parametrize(("maker", "error", "words"), BAD_MAKERS, ids=[row[0].__name__ for row in BAD_MAKERS])
+PLACED = [(3, *row) for row in BAD_MAKERS] + [(index, *BAD_MAKERS[row]) for index in (0, 1) for row in (0, 4, -1)]
+
+
+@pytest.mark.parametrize(
+    ("index", "maker", "error", "words"), PLACED, ids=[f"{row[1].__name__} at {row[0]}" for row in PLACED]
+)
 def test_an_env_function_that_makes_no_env(
     backend: str, tmp_path: Path, index: int, maker: Any, error: type[BaseException], words: list[str]
 ) -> None:

@@ -62,13 +62,12 @@ class Rig:
         for worker in range(workers):
             mine = np.flatnonzero(self.owner == worker)
             start, stop = int(mine[0]), int(mine[-1]) + 1
-            self.blocks.append(
-                self._make(
-                    "block", self.slab, worker, start, stop, twin.AUTORESET[autoreset], publish_each, kind_of_action,
-                    self.slab.describe("obs", self.obs_leaves), [self._step(lane) for lane in range(start, stop)],
-                    self.array("action.0"), self.callbacks(), self.bell, self.bells[worker],
-                )  # fmt: skip
-            )
+            block = self._make(
+                "block", self.slab, worker, start, stop, twin.AUTORESET[autoreset], publish_each, kind_of_action,
+                self.slab.describe("obs", self.obs_leaves), [self._step(lane) for lane in range(start, stop)],
+                self.array("action.0"), self.callbacks(), self.bell, self.bells[worker],
+            )  # fmt: skip
+            self.blocks.append(block)
         self.block = self.blocks[0]
         self.out = np.full(lanes, -1, np.int64)
 

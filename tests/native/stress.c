@@ -54,6 +54,15 @@ static void some_pause(uint32_t *state) {
     else if (what < 4) sched_yield();
 }
 
+/* Every thread has a habit of its own, as every waiter in the core has, and goes back to sleep after a nap. */
+static int wait_on(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, int64_t spin_ns) {
+    static _Thread_local Habit habit;
+    int result;
+    do result = bell_wait(bell, target, alarm, deadline, spin_ns, &habit);
+    while (result == BELL_SIGNAL);
+    return result;
+}
+
 static void start_over(uint32_t count) {
     memset((void *)shared, 0, sizeof *shared);
     atomic_store(&shared->pool.count, count);
@@ -67,7 +76,7 @@ static void worker_life(int index) {
     uint32_t seen = atomic_load(&bell->count), state = 2463534242u + (uint32_t)index;
     atomic_fetch_add(&shared->heard, 1); /* the pool starts when all have looked at their bells */
     for (int64_t turn = 1; turn <= rounds; turn++) {
-        int result = bell_wait(bell, seen + 1, 0, -1, some_spin(&state));
+        int result = wait_on(bell, seen + 1, 0, -1, some_spin(&state));
         CHECK(result == BELL_REACHED);
         seen++;
         CHECK(atomic_load(&bell->count) == seen);
@@ -88,8 +97,8 @@ static void pool_life(void) {
             bell_ring(&shared->worker[i], 1);
         }
         uint32_t need = 1 + chance(&state) % WORKERS; /* first a part of them, then the rest */
-        CHECK(bell_wait(&shared->pool, before + need, 0, -1, some_spin(&state)) == BELL_REACHED);
-        CHECK(bell_wait(&shared->pool, before + WORKERS, 0, -1, some_spin(&state)) == BELL_REACHED);
+        CHECK(wait_on(&shared->pool, before + need, 0, -1, some_spin(&state)) == BELL_REACHED);
+        CHECK(wait_on(&shared->pool, before + WORKERS, 0, -1, some_spin(&state)) == BELL_REACHED);
         CHECK(atomic_load(&shared->pool.count) == before + WORKERS);
         for (int i = 0; i < WORKERS; i++) CHECK(shared->mail[i].answer == -turn);
         some_pause(&state);
@@ -111,7 +120,7 @@ static void listener_life(void) {
     uint32_t state = 7u, alarm = 0;
     for (int turn = 1; turn <= rounds; turn++) {
         uint32_t target = atomic_load(&shared->pool.count) + 1000000;
-        CHECK(bell_wait(&shared->pool, target, alarm, -1, some_spin(&state)) == BELL_ALARM);
+        CHECK(wait_on(&shared->pool, target, alarm, -1, some_spin(&state)) == BELL_ALARM);
         CHECK(atomic_load(&shared->pool.alarm) == ++alarm);
         atomic_store(&shared->heard, turn);
     }
@@ -133,11 +142,11 @@ static void impatient_life(void) {
     for (int turn = 0; turn < rounds / 20 + 1; turn++) {
         int64_t deadline = now_ns() + 100000 + chance(&state) % 200000;
         uint32_t target = atomic_load(&shared->pool.count) + 1000000;
-        CHECK(bell_wait(&shared->pool, target, 0, deadline, some_spin(&state)) == BELL_TIMEOUT);
+        CHECK(wait_on(&shared->pool, target, 0, deadline, some_spin(&state)) == BELL_TIMEOUT);
         CHECK(now_ns() >= deadline);
         CHECK(atomic_load(&shared->pool.waiting) == 0);
     }
-    CHECK(bell_wait(&shared->pool, atomic_load(&shared->pool.count) + 3, 0, -1, 0) == BELL_REACHED);
+    CHECK(wait_on(&shared->pool, atomic_load(&shared->pool.count) + 3, 0, -1, 0) == BELL_REACHED);
     atomic_store(&shared->stop, 1);
 }
 
@@ -158,7 +167,8 @@ static void poker_life(void) {
 
 static void poked_life(void) {
     for (int turn = 1; turn <= rounds / 20 + 1; turn++) {
-        CHECK(bell_wait(&shared->pool, atomic_load(&shared->pool.count) + 1, 0, -1, 0) == BELL_SIGNAL);
+        Habit habit = {0, 0};
+        CHECK(bell_wait(&shared->pool, atomic_load(&shared->pool.count) + 1, 0, -1, 0, &habit) == BELL_SIGNAL);
         atomic_store(&shared->heard, turn);
     }
 }

@@ -1,8 +1,11 @@
-"""One suite over the C core and its Python twin: each test runs with both, whichever the package itself would choose."""
+"""One suite over the C core and its Python twin: each test runs with both, whichever the package would choose."""
 
 from __future__ import annotations
 
+import functools
 import gc
+import itertools
+import signal
 import subprocess
 import sys
 import textwrap
@@ -350,6 +353,31 @@ def test_a_signal_interrupts_the_waiter(kind: str, raises: bool) -> None:
         cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=50,
     )  # fmt: skip
     assert done.stdout.strip() == ("interrupted [1]" if raises else "collected [0] 3"), done.stderr
+
+
+@pytest.mark.parametrize("spin_ns", [0, 50_000])
+def test_a_signal_that_came_just_before_the_sleep_is_not_lost(kind: str, spin_ns: int) -> None:
+    """Its handler is due, and no system call will be interrupted any more: the waiter must look by itself."""
+
+    class Due(Exception):
+        pass
+
+    def due(*_: Any) -> None:
+        raise Due
+
+    rig = Rig(kind, lanes=1)
+    rig.lanes.post(None, OP_STEP)
+    busy_in_c = functools.partial(sum, itertools.repeat(1, 30_000_000))  # during which the timer goes off
+    before = signal.signal(signal.SIGVTALRM, due)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.01)
+        deadline = soon(5.0)
+        with pytest.raises(Due):
+            rig.lanes.collect(1, None, deadline, spin_ns, rig.out, busy_in_c)
+        assert time.monotonic_ns() < deadline, "it slept until its deadline"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_the_pools_bell_wraps(kind: str) -> None:

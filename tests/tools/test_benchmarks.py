@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -18,12 +19,13 @@ SCRIPTS = ("throughput", "latency_sleep", "startup", "auto")
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that imports from the folder of the benchmarks."""
+    names = ("common", "envs", *SCRIPTS)
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}  # the tests have an `envs` too
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import importlib
-
     yield importlib.import_module
-    for name in ("common", "envs", *SCRIPTS):
+    for name in names:
         sys.modules.pop(name, None)
+    sys.modules.update(others)
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

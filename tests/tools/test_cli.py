@@ -52,9 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-def test_bench_prints_a_table_and_writes_json_and_plot(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_prints_a_table_and_writes_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file, plot_file = tmp_path / "out.json", tmp_path / "out.png"
     more = ["--backends", "serial", "processes", "--json", str(json_file), "--plot", str(plot_file)]
     assert cli.main(["bench", "CartPole-v1", *TINY, *more]) == 0

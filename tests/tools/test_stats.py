@@ -14,34 +14,38 @@ from shoal.tools.peers import EnvPool, GymnasiumAsync
 from shoal.tools.work import Work
 
 
+LIMITS: list[float | None] = [100.0, 400.0, 200.0]
+
+
 @pytest.fixture
 def result() -> Result:
     work = Work("CartPole-v1", 8, gymnasium.spaces.Discrete(2))
     opened = Opened(0.5, workers=2, worker_pss=40 << 20, total_pss=90 << 20, note="")
     rows = [
-        Row(Contender("slow", GymnasiumAsync), rates=[10.0, 20.0, 10.0], starts=[opened]),
-        Row(Contender("2 plain loops", PlainLoop, role=Role.LIMIT), rates=[100.0, 400.0, 200.0]),
-        Row(Contender("fast", PlainLoop, role=Role.SHOAL), rates=[90.0, 320.0, 170.0], note="because"),
-        Row(Contender("C++", EnvPool), rates=[200.0, 800.0, 400.0]),
-        Row(Contender("broken", GymnasiumAsync), "failed", "no luck\nat all", rates=[None, None, None]),
+        Row(Contender("slow", GymnasiumAsync), rates=[10.0, 20.0, 10.0], limits=LIMITS, starts=[opened]),
+        Row(Contender("2 plain loops", PlainLoop, role=Role.LIMIT), rates=LIMITS, limits=LIMITS),
+        Row(Contender("fast", PlainLoop, role=Role.SHOAL), rates=[90.0, 320.0, 170.0], limits=LIMITS, note="because"),
+        Row(Contender("C++", EnvPool), rates=[200.0, 800.0, 400.0], limits=LIMITS),
+        Row(Contender("broken", GymnasiumAsync), "failed", "no luck\nat all", rates=[None] * 3, limits=LIMITS),
     ]
     return Result(work, Settings(rounds=3), rows)
 
 
 def test_summary_is_median_and_spread() -> None:
-    assert summary([3.0, 1.0, 2.0]) == Summary(2.0, 1.0, 3.0)
-    assert summary([1.0, 2.0]) == Summary(1.5, 1.0, 2.0)
+    assert summary([5.0, 1.0, 4.0, 2.0, 3.0]) == Summary(3.0, 2.0, 4.0, 1.0, 5.0)
+    assert summary([1.0, 2.0]) == Summary(1.5, 1.25, 1.75, 1.0, 2.0)
+    assert summary([7.0]) == Summary(7.0, 7.0, 7.0, 7.0, 7.0)
     assert summary([]) is None
 
 
 def test_ratio_is_taken_within_each_round(result: Result) -> None:
     # Medians of the rates would give 170/200; the median of the rounds' ratios is what counts.
-    assert result.of_limit(result.row("fast")) == Summary(0.85, 0.8, 0.9)
+    assert result.of_limit(result.row("fast")) == pytest.approx(Summary(0.85, 0.825, 0.875, 0.8, 0.9))
 
 
 def test_rounds_without_a_figure_are_left_out(result: Result) -> None:
-    row = Row(Contender("half", GymnasiumAsync), rates=[50.0, None, None])
-    assert result.of_limit(row) == Summary(0.5, 0.5, 0.5)
+    row = Row(Contender("half", GymnasiumAsync), rates=[50.0, None, None], limits=[100.0, None, 7.0])
+    assert result.of_limit(row) == Summary(0.5, 0.5, 0.5, 0.5, 0.5)
     assert result.of_limit(result.row("broken")) is None
 
 
@@ -71,7 +75,7 @@ def test_json_keeps_every_round(result: Result) -> None:
 
 def test_markdown_has_a_line_for_each_figure_and_a_note_for_each_failure(result: Result) -> None:
     text = report.markdown([result])
-    assert "| slow | 0.01 k | 0.05 (0.05..0.10) | 0.50 s | 2 x 40 MiB |" in text
+    assert "| slow | 0.01 k | 0.05 (0.05..0.08) | 0.50 s | 2 x 40 MiB |" in text
     assert "- broken: failed: no luck\n" in text
     assert "- fast: because" in text
 

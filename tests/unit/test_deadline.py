@@ -26,7 +26,9 @@ def test_at_once(seconds: Any) -> None:
     assert (deadline.left, deadline.passed) == (0.0, True)
 
 
-@pytest.mark.parametrize("seconds", [30, 30.0, np.float64(30), np.float32(30), np.int64(30)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "seconds", [30, 30.0, np.float64(30), np.float32(30), np.int64(30)], ids=lambda s: type(s).__name__
+)
 def test_counts_from_now(seconds: Any) -> None:
     before = time.monotonic_ns()
     deadline = Deadline.after(seconds)

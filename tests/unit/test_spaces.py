@@ -184,7 +184,9 @@ BAD_ACTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("space", "actions", "words"), [row[1:] for row in BAD_ACTIONS], ids=[r[0] for r in BAD_ACTIONS])
+@pytest.mark.parametrize(
+    ("space", "actions", "words"), [row[1:] for row in BAD_ACTIONS], ids=[r[0] for r in BAD_ACTIONS]
+)
 def test_bad_actions_are_refused_in_so_many_words(space: Any, actions: Any, words: list[str]) -> None:
     with pytest.raises(BadAction) as caught:
         read(space, actions, ids=[4, 7])
@@ -212,7 +214,7 @@ def test_types_the_core_does_not_know_are_checked_too(dtype: Any) -> None:
     [array] = read(space, np.zeros((2, 2), dtype))
     assert array.dtype == dtype
     if dtype is np.float16:
-        with pytest.raises(BadAction, match="found 1.0"):
+        with pytest.raises(BadAction, match=r"found 1\.0"):
             read(space, np.ones((2, 2), dtype))
 
 

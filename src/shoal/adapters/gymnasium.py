@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,8 +58,10 @@ def as_env_fns(env: Any, num_envs: int | None, env_kwargs: Mapping[str, Any] | N
 def _from_list(env: Sequence[Any], num_envs: int | None, kwargs: dict[str, Any]) -> list[EnvFn]:
     if len(env) == 0:
         raise BadEnv("the list of env functions is empty: at least one env is needed")
-    if num_envs not in (None, len(env)):
-        raise BadEnv(f"num_envs is {num_envs}, and {len(env)} env functions were given: leave num_envs out")
+    if num_envs is not None and (
+        isinstance(num_envs, bool) or not hasattr(num_envs, "__index__") or num_envs != len(env)
+    ):
+        raise BadEnv(f"num_envs is {num_envs!r}, and {len(env)} env functions were given: leave num_envs out")
     fns = []
     for i, item in enumerate(env):
         try:
@@ -112,8 +115,9 @@ def _culprit(env_fn: Any) -> str:
     inner = env_fn.function if isinstance(env_fn, FromCallable) else env_fn
     parts: dict[str, Any] = dict(getattr(inner, "__dict__", {}))
     closure = getattr(inner, "__closure__", None)
-    if closure:
-        parts |= {n: c.cell_contents for n, c in zip(inner.__code__.co_freevars, closure, strict=True)}
+    for name, cell in zip(inner.__code__.co_freevars, closure, strict=True) if closure else ():
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            parts[name] = cell.cell_contents
     if hasattr(inner, "__globals__"):
         parts |= {n: inner.__globals__[n] for n in inner.__code__.co_names if n in inner.__globals__}
     for keyword in ("args", "keywords", "kwargs"):

@@ -99,9 +99,8 @@ class ThreadWorker(Worker):
             return []
         self.ask_to_close()
         self._state = "closed"
-        if not self._thread.is_alive():
-            return []
-        self._thread.join(deadline.left)
+        if self._thread.is_alive():  # it may have left already, and its last words lie in the outbox
+            self._thread.join(deadline.left)
         errors: list[tuple[int, PackedError]] = []
         while not self._outbox.empty():
             message = self._outbox.get_nowait()

@@ -80,7 +80,11 @@ static inline int bell_spin(Bell *bell, uint32_t target, uint32_t alarm, int64_t
     }
 }
 
-/* Sleeps until the count reaches `target`; `deadline` in monotonic ns, negative for none. */
+/* A signal that came just before the sleep interrupts nothing: the waiter gets up this often to look. */
+#define NAP_NS 500000000
+
+/* Sleeps until the count reaches `target`; `deadline` in monotonic ns, negative for none. BELL_SIGNAL: look whether
+ * a signal came, and come back. */
 static inline int bell_sleep(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline) {
     int result = BELL_REACHED;
     atomic_store(&bell->wake_at, target);
@@ -89,15 +93,14 @@ static inline int bell_sleep(Bell *bell, uint32_t target, uint32_t alarm, int64_
         uint32_t count = atomic_load(&bell->count);
         if ((int32_t)(count - target) >= 0) break;
         if (atomic_load(&bell->alarm) != alarm) { result = BELL_ALARM; break; }
-        struct timespec left, *timeout = NULL;
+        struct timespec nap = {0, NAP_NS};
         if (deadline >= 0) {
-            int64_t ns = deadline - now_ns();
-            if (ns <= 0) { result = BELL_TIMEOUT; break; }
-            left.tv_sec = ns / 1000000000;
-            left.tv_nsec = ns % 1000000000;
-            timeout = &left;
+            int64_t left = deadline - now_ns();
+            if (left <= 0) { result = BELL_TIMEOUT; break; }
+            if (left < NAP_NS) nap.tv_nsec = (long)left;
         }
-        if (futex_call(&bell->count, FUTEX_WAIT, count, timeout) != 0 && errno == EINTR) {
+        if (futex_call(&bell->count, FUTEX_WAIT, count, &nap) != 0 && errno != EAGAIN) {
+            if (errno == ETIMEDOUT && deadline >= 0 && now_ns() >= deadline) continue; /* looks once more, and leaves */
             result = BELL_SIGNAL;
             break;
         }
@@ -106,11 +109,25 @@ static inline int bell_sleep(Bell *bell, uint32_t target, uint32_t alarm, int64_
     return result;
 }
 
-static inline int bell_wait(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, int64_t spin_ns) {
+/* What a waiter has learnt about spinning: one that keeps missing stops, and tries again now and then. */
+typedef struct {
+    uint32_t misses; /* in a row */
+    uint32_t waits;  /* since it stopped */
+} Habit;
+
+#define PATIENCE 4    /* misses in a row until a waiter stops spinning */
+#define TRY_AGAIN 64  /* waits until it tries once more */
+
+static inline int bell_wait(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, int64_t spin_ns,
+                            Habit *habit) {
     if (bell_reached(bell, target)) return BELL_REACHED;
-    if (spin_ns > 0) {
+    if (spin_ns > 0 && (habit->misses < PATIENCE || ++habit->waits % TRY_AGAIN == 0)) {
         int result = bell_spin(bell, target, alarm, now_ns() + spin_ns);
-        if (result != BELL_TIMEOUT) return result;
+        if (result != BELL_TIMEOUT) {
+            habit->misses = 0;
+            return result;
+        }
+        habit->misses++;
     }
     return bell_sleep(bell, target, alarm, deadline);
 }

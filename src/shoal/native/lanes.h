@@ -33,6 +33,7 @@ typedef struct {
     const uint8_t *status; /* [frames, lanes]: what an answer has beside its fields */
     int64_t *done_ns;
     uint32_t alarm_seen;
+    Habit habit;
     Candidate *candidates;
     uint8_t *touched;     /* workers to ring in this post */
     _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
@@ -183,15 +184,16 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
         int64_t ready = lanes_scan(self, wanted, need);
         if (ready >= need) return ready;
         if (alarm != self->alarm_seen) return COLLECT_ALARM;
+        if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
         int result;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->pool_bell, count + (uint32_t)(need - ready), alarm, deadline, spin_ns);
+        result = bell_wait(self->pool_bell, count + (uint32_t)(need - ready), alarm, deadline, spin_ns,
+                           &self->habit);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) {
             ready = lanes_scan(self, wanted, need);
             return ready >= need ? ready : COLLECT_TIMEOUT;
         }
-        if (result == BELL_SIGNAL && PyErr_CheckSignals() < 0) return COLLECT_RAISED;
     }
 }
 

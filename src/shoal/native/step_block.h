@@ -26,6 +26,7 @@ typedef struct {
     int autoreset, publish_each, action_kind, special_leaves;
     Bell *pool_bell, *bell;
     uint32_t seen;
+    Habit habit;
     _Atomic uint64_t *requested, *answered;
     uint8_t *op, *slot, *ended, *terminated, *truncated, *began, *status;
     int64_t *done_ns, *run_length, *episode_length, *stats;
@@ -151,6 +152,7 @@ static int store_integer(PyObject *value, char *target, Py_ssize_t itemsize) {
 
 static int store_array(PyObject *value, const Leaf *leaf, char *target) {
     Py_buffer view;
+    if (PyBytes_Check(value)) return -1; /* text to numpy, though its buffer looks like uint8 */
     if (PyObject_GetBuffer(value, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) return -1;
     int fits = leaf_fits(leaf, &view, -1);
     if (fits) memcpy(target, view.buf, (size_t)leaf->nbytes);
@@ -318,10 +320,10 @@ static PyObject *block_wait(PyObject *object, PyObject *args) {
     for (;;) {
         int result;
         uint32_t alarm = atomic_load(&self->bell->alarm);
+        if (PyErr_CheckSignals() < 0) return NULL;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->bell, self->seen + 1, alarm, deadline, spin_ns);
+        result = bell_wait(self->bell, self->seen + 1, alarm, deadline, spin_ns, &self->habit);
         Py_END_ALLOW_THREADS
-        if (result == BELL_SIGNAL && PyErr_CheckSignals() < 0) return NULL;
         if (result == BELL_TIMEOUT) Py_RETURN_FALSE;
         if (result == BELL_REACHED) {
             self->seen = atomic_load(&self->bell->count);

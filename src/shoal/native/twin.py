@@ -234,6 +234,8 @@ class Block:
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(f"step must return a tuple (obs, reward, terminated, truncated, info), got {result!r}")
         observation, reward, terminated, truncated, info = result
+        if isinstance(reward, str | bytes):  # which float() would read
+            raise TypeError(f"reward must be a number, got {reward!r}")
         reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
         self._run_return[lane] = float(self._run_return[lane]) + reward
         self._run_length[lane] += 1

@@ -1,10 +1,11 @@
 """The measuring: interleaved rounds of contenders, and what their figures say. Prints nothing.
 
 In every round every contender runs for the same time, in an order that changes from round to
-round, and so does the limit. A ratio is taken within a round, so that a machine that slows down
-for a while slows down both sides of it; then the median of the rounds is reported with the lowest
-and the highest. A run from which the hypervisor took more than a little CPU is run again, whatever
-its figure: on a shared machine that theft is most of the noise.
+round, with a run of the limit just before and just after it. A ratio is taken against these two, so
+that a machine that slows down for a while slows down both sides of it; two contenders are compared
+by their ratios. The median of the rounds is reported with the quartiles: many short rounds say
+more than a few long ones. A run from which the hypervisor took more than a little CPU is run again,
+whatever its figure: on a shared machine that theft is most of the noise.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Settings:
     start_patience: float = 180.0
     patience: float = 60.0  # for a run, beyond the time it was given
     seed: int = 0
-    theft: float = 0.02  # of a core; a run that lost more to other machines is repeated,
+    theft: float = 0.05  # of a core; a run that lost more to other machines is repeated,
     tries: int = 4  # so often at most, and the least disturbed try counts
 
     @property
@@ -46,15 +47,18 @@ class Summary(NamedTuple):
     """The middle of several rounds and how far they spread."""
 
     median: float
-    low: float
-    high: float
+    low: float  # the lower quartile
+    high: float  # the upper one
+    lowest: float
+    highest: float
 
 
 def summary(values: Sequence[float]) -> Summary | None:
-    """Return the median, lowest and highest of what was measured; None if nothing was."""
+    """Return the median and the spread of what was measured; None if nothing was."""
     if not values:
         return None
-    return Summary(statistics.median(values), min(values), max(values))
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return Summary(median, low, high, min(values), max(values))
 
 
 @dataclass
@@ -65,6 +69,7 @@ class Row:
     status: str = "ok"  # or "skipped", "failed"
     note: str = ""
     rates: list[float | None] = field(default_factory=list)  # steps/s, one per round
+    limits: list[float | None] = field(default_factory=list)  # the limit's, around each of them
     starts: list[Opened] = field(default_factory=list)
     thefts: list[float] = field(default_factory=list)  # cores lost to other machines, one per round
 
@@ -83,9 +88,17 @@ class Row:
         """Seconds for constructor and first reset."""
         return statistics.median(one.seconds for one in self.starts) if self.starts else None
 
+    @property
+    def ratios(self) -> list[float | None]:
+        """The rates as fractions of the limit, or as they are where no limit was measured."""
+        if not any(self.limits):
+            return self.rates
+        pairs = zip(self.rates, self.limits, strict=True)
+        return [rate / limit if rate and limit else None for rate, limit in pairs]
+
     def over(self, other: Row) -> Summary | None:
-        """Return this row's rate as a fraction of another's, round by round."""
-        pairs = zip(self.rates, other.rates, strict=False)
+        """Return this row's rate as a multiple of another's, round by round."""
+        pairs = zip(self.ratios, other.ratios, strict=False)
         return summary([mine / theirs for mine, theirs in pairs if mine and theirs])
 
 
@@ -109,7 +122,7 @@ class Result:
 
     def of_limit(self, row: Row) -> Summary | None:
         """Return a row's rate as a fraction of the limit's."""
-        return row.over(self.limit) if self.limit else None
+        return summary([ratio for ratio in row.ratios if ratio]) if self.limit else None
 
     def best(self, wanted: Callable[[Contender], bool]) -> Row | None:
         """Return the fastest row among the contenders that are wanted."""
@@ -188,8 +201,8 @@ class _Seat:
         except Lost as lost:
             self._out(lost)
 
-    def run(self) -> None:
-        """Add one round's rate to the row; None when there is none to be had."""
+    def run(self) -> float | None:
+        """Add one round's rate to the row and return it; None when there is none to be had."""
         rate = None
         if self.playing and not self._hosts:
             self.open()
@@ -201,6 +214,7 @@ class _Seat:
         self.row.rates.append(rate)
         if self.row.contender.runner.spins_when_idle:
             self.end()
+        return rate
 
     def _least_disturbed(self) -> float:
         settings = self._settings
@@ -239,10 +253,19 @@ def measure(
             notify(f"{work.num_envs} x {work.env}: start {seat.row.name}")
             if not seat.row.contender.runner.spins_when_idle:
                 seat.open()
+        limit = next((seat for seat in seats if seat.row.contender.role is Role.LIMIT), None)
+        others = [seat for seat in seats if seat is not limit]
         for number in range(settings.rounds):
-            for seat in order.sample(seats, len(seats)):
+            around = [limit.run()] if limit else []
+            played = order.sample(others, len(others))
+            for seat in played:
                 notify(f"{work.num_envs} x {work.env}: round {number + 1}, {seat.row.name}")
                 seat.run()
+                around += [limit.run()] if limit else []
+            for seat, before, after in zip(played, around, around[1:], strict=False):
+                seat.row.limits.append((before + after) / 2 if before and after else None)
+        if limit:
+            limit.row.limits = limit.row.rates
     except BaseException:
         # Interrupted: nobody is asked politely, or a second Ctrl-C would be needed.
         for seat in seats:
@@ -255,4 +278,5 @@ def measure(
 
 def ticks(contenders: Sequence[Contender], settings: Settings) -> int:
     """Return how often `measure` will notify."""
-    return len(contenders) * (1 + settings.rounds)
+    rounds = len(contenders) - any(one.role is Role.LIMIT for one in contenders)
+    return len(contenders) + rounds * settings.rounds

@@ -98,7 +98,7 @@ def title(result: Result) -> str:
     """Say what was run."""
     many = "env" if result.work.num_envs == 1 else "envs"
     how = f"{result.settings.rounds} rounds of {result.settings.seconds:g} s"
-    return f"{result.work.env}, {result.work.num_envs} {many} ({how}; median, lowest..highest)"
+    return f"{result.work.env}, {result.work.num_envs} {many} ({how}; median, quartiles)"
 
 
 def terminal(result: Result) -> Group:
