@@ -22,7 +22,7 @@ from shoal.remote import PackedError, pack_error
 from shoal.slab import Slab
 from shoal.spaces import Kind, Leaf, assemble, flatten, write_observation
 
-__all__ = ["Note", "Reply", "Stepper", "StepperConfig", "Summary", "build_envs"]
+__all__ = ["Note", "Reply", "Stepper", "StepperConfig", "Summary", "build_envs", "close_envs"]
 
 STATUS_NOTE, STATUS_ERROR = 1, 2
 
@@ -83,22 +83,34 @@ class BuildError(Exception):
         self.error = error
 
 
-def build_envs(env_fns: Sequence[Callable[[], Any]], start: int) -> tuple[list[Any], Summary]:
+def build_envs(env_fns: Sequence[Callable[[], Any]], start: int, interrupts: bool = False) -> tuple[list[Any], Summary]:
     """Call the env functions; `start` is the id of the first. Closes what was built if one of them raises."""
     envs: list[Any] = []
+    pairs = []
     try:
         for env_fn in env_fns:
             envs.append(env_fn())
             _check_env(envs[-1])
-        return envs, _summarize(envs)
+            pairs.append((envs[-1].observation_space, envs[-1].action_space))
+        return envs, _summarize(envs[0], pairs)
     except BaseException as error:
-        for env in envs:
+        close_envs(envs, start)
+        if interrupts and isinstance(error, KeyboardInterrupt):
+            raise
+        raise BuildError(start + min(len(pairs), len(env_fns) - 1), pack_error(error, "its constructor")) from error
+
+
+def close_envs(envs: list[Any], start: int) -> list[tuple[int, PackedError]]:
+    """Close them all, whatever one of them does; the errors of those that raised."""
+    errors = []
+    for env_id, env in enumerate(envs, start):
+        try:
             if hasattr(env, "close"):
                 env.close()
-        if not isinstance(error, Exception):
-            raise
-        env_id = start + max(0, len(envs) - isinstance(error, BadEnv))
-        raise BuildError(env_id, pack_error(error, "its constructor")) from error
+        except BaseException as error:
+            errors.append((env_id, pack_error(error, "close")))
+    envs.clear()
+    return errors
 
 
 def _check_env(env: Any) -> None:
@@ -109,15 +121,13 @@ def _check_env(env: Any) -> None:
         raise BadEnv(f"the env function returned {env!r}, which is no Gymnasium env: it has no {', '.join(missing)}")
 
 
-def _summarize(envs: list[Any]) -> Summary:
+def _summarize(first: Any, pairs: list[tuple[Space[Any], Space[Any]]]) -> Summary:
     found: list[tuple[Space[Any], Space[Any]]] = []
     which = []
-    for env in envs:
-        pair = (env.observation_space, env.action_space)
+    for pair in pairs:
         if pair not in found:
             found.append(pair)
         which.append(found.index(pair))
-    first = envs[0]
     return Summary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
         getattr(first, "spec", None),
@@ -221,6 +231,7 @@ class Stepper:
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
         """The end of an episode under same_step: reset now, and hand the last observation over in the info."""
+        _check_info(info)
         # Copied: an env that reuses its arrays or its info would overwrite them in reset.
         final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
         self._during = "reset"
@@ -248,19 +259,22 @@ class Stepper:
 
     def note(self, lane: int, slot: int, info: dict[str, Any]) -> None:
         """Keep an info for the side channel."""
-        if not isinstance(info, dict):
-            raise TypeError(f"info must be a dict, got {type(info).__name__}")
+        _check_info(info)
         if info:
             self._add_note(lane, slot, STATUS_NOTE, info=self._own(info))
 
     def failed(self, lane: int, slot: int, error: BaseException) -> None:
         """An env raised: its lane answers with the error."""
-        if self._interrupts and isinstance(error, KeyboardInterrupt):
-            raise error
+        self._let_through(error)
         self._frame["terminated"][slot, lane] = self._frame["truncated"][slot, lane] = False
         during, self._during = self._during, "step"
         self._resets.pop(lane, None)
         self._add_note(lane, slot, STATUS_NOTE | STATUS_ERROR, error=pack_error(error, during))
+
+    def _let_through(self, error: BaseException) -> None:
+        """Ctrl-C is the caller's, in its own thread; elsewhere an env that wants to leave has failed."""
+        if self._interrupts and isinstance(error, KeyboardInterrupt):
+            raise error
 
     def _add_note(self, lane: int, slot: int, status: int, **parts: Any) -> None:
         note = self._notes.get(lane) or Note(lane, int(self._requested[lane]), {}, [], None)
@@ -308,21 +322,19 @@ class Stepper:
         for i, lane in enumerate(lanes):
             try:
                 values.append(act(self.envs[lane - self.start], i))
-            except Exception as error:
+            except BaseException as error:
+                self._let_through(error)
                 values.append(pack_error(error, during))
         self._post(Reply(ticket, values))
 
     def close(self) -> list[tuple[int, PackedError]]:
         """Close the envs; the errors of those that raised."""
-        errors = []
-        for i, env in enumerate(self.envs):
-            try:
-                if hasattr(env, "close"):
-                    env.close()
-            except Exception as error:
-                errors.append((self.start + i, pack_error(error, "close")))
-        self.envs.clear()
-        return errors
+        return close_envs(self.envs, self.start)
+
+
+def _check_info(info: Any) -> None:
+    if not isinstance(info, dict):
+        raise TypeError(f"info must be a dict, got {type(info).__name__}")
 
 
 def own_copy(value: Any) -> Any:

@@ -39,6 +39,9 @@ def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:
         raise TypeError(f"seed: expected an int, a list of ints or None, found {seed!r}")
     if len(seed) != len(ids):
         raise ValueError(f"seed: expected {len(ids)} seeds, one per env, found {len(seed)}")
+    for one in seed:
+        if one is not None and (isinstance(one, bool | np.bool_) or not isinstance(one, int | np.integer)):
+            raise TypeError(f"seed: expected ints, found {one!r} among them")
     return [None if one is None else int(one) for one in seed]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 import weakref
@@ -21,7 +22,7 @@ from shoal.block import StepperConfig
 from shoal.checks import Ids, Seed, check_choice, check_ids, spread_seed, whole_number
 from shoal.crew import BACKENDS, Crew
 from shoal.deadline import NEVER, Deadline
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WrongProcess
+from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, StepTimeout, WrongProcess
 from shoal.frames import Frames, Ready
 from shoal.plan import Plan, make_plan, spin_times
 from shoal.scheduler import Call, Scheduler
@@ -244,15 +245,20 @@ class Pool:
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
             options: handed to every env's reset.
         """
-        self.async_reset(env_ids, seed=seed, options=options)
+        deadline = Deadline.after(timeout)
+        ids = self._start_reset(env_ids, seed, options, deadline)
         try:
-            return self.data.batch(self.wait_reset(env_ids, timeout))
+            return self.data.batch(self._scheduler.wait_for(np.sort(ids), deadline))
         except EnvError:
-            self.drop_pending(env_ids)
+            with contextlib.suppress(StepTimeout):
+                self._scheduler.drop(ids, deadline)
             raise
 
     def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Start a reset of envs (None: all); their first observations come with recv."""
+        self._start_reset(env_ids, seed, options, NEVER)
+
+    def _start_reset(self, env_ids: Any, seed: Seed, options: dict[str, Any] | None, deadline: Deadline) -> Ids:
         self._check_usable()
         ids = self._ids(env_ids)
         seeds = spread_seed(seed, ids)
@@ -260,9 +266,10 @@ class Pool:
             seeds = [self._first_seeds[lane] for lane in ids.tolist()]
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"options must be a dict or None, found {type(options).__name__}")
-        self._scheduler.reset(ids, seeds, options)
+        self._scheduler.reset(ids, seeds, options, deadline)
         for lane in ids.tolist():
             self._first_seeds[lane] = None
+        return ids
 
     def wait_reset(self, env_ids: Any = None, timeout: float | None = None) -> Ready:
         """Wait for exactly these envs, which `async_reset` was called for."""
@@ -285,7 +292,8 @@ class Pool:
             EnvError: with the env's own exception type, AttributeError included; the pool goes on.
             CallPending: one of the envs is still busy with a step.
         """
-        return self.finish_call(self.start_call(name, args, kwargs, env_ids), timeout)
+        deadline = Deadline.after(timeout)
+        return self._scheduler.finish_call(self.start_call(name, args, kwargs, env_ids), deadline)
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """An attribute of each env, through its wrappers."""
@@ -347,6 +355,7 @@ class Pool:
             return []
         self._fault = fault
         _open_pools.discard(self)
+        self._scheduler.end(fault)
         errors = self._crew.dismiss(Deadline.after(timeout))
         self._slab.close()
         return errors

@@ -6,6 +6,7 @@ enough lanes have answered. What lies in the side channel for them (infos, objec
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -74,6 +75,8 @@ class Scheduler:
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
         self._status, self._slot = slab.array("status"), slab.array("slot")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._alone = _Alone(self._lanes)
+        self._over: ShoalError | None = None
         self._prepare_actions(slab, action_leaves, check_boxes)
         crew.watch(self._lanes.ring, self._lanes.alarm)
 
@@ -97,24 +100,26 @@ class Scheduler:
     def send(self, actions: Any, ids: Ids | None) -> None:
         """Ask lanes (None: all) for a step."""
         lanes = self._all_ids if ids is None else ids
-        self._check_idle(lanes)
-        if self._some_must_reset:
-            self._check_reset(lanes)
-        values = read_actions(self._action_leaves, actions, lanes, self._check_boxes)
-        for array, value in zip(self._action_arrays, values, strict=True):
-            if array is not None:
-                array[lanes] = value
-        if self._has_objects:
-            objects = [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
-            for worker, own, rows in self._by_worker(lanes):
-                self._tell(worker, "actions", own, [[column[row] for column in objects] for row in rows])
+        with self._alone:
+            self._check_idle(lanes)
+            if self._some_must_reset:
+                self._check_reset(lanes)
+            values = read_actions(self._action_leaves, actions, lanes, self._check_boxes)
+            for array, value in zip(self._action_arrays, values, strict=True):
+                if array is not None:
+                    array[lanes] = value
+            if self._has_objects:
+                objects = [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
+                for worker, own, rows in self._by_worker(lanes):
+                    self._tell(worker, "actions", own, [[column[row] for column in objects] for row in rows])
         self._post(ids, native.OP_STEP)
 
-    def reset(self, ids: Ids, seeds: Sequence[int | None], options: dict[str, Any] | None) -> None:
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: dict[str, Any] | None, deadline: Deadline) -> None:
         """Ask lanes for a reset; what they are still busy with is waited for and dropped."""
-        self.drop(ids, NEVER)
-        for worker, lanes, rows in self._by_worker(ids):
-            self._tell(worker, "reset", lanes, [seeds[row] for row in rows], options)
+        self.drop(ids, deadline)
+        with self._alone:
+            for worker, lanes, rows in self._by_worker(ids):
+                self._tell(worker, "reset", lanes, [seeds[row] for row in rows], options)
         self._must_reset[ids] = False
         self._some_must_reset = bool(self._must_reset.any())
         self._post(ids, native.OP_RESET)
@@ -140,7 +145,7 @@ class Scheduler:
                 self._pending = int(self._state.sum())
                 raise
             if code >= 0:
-                return self._exchanged(code)
+                return self._exchanged(code, deadline)
             self._pending = int(self._state.sum())
             if code == native.IN_USE:
                 raise _concurrent()
@@ -149,18 +154,20 @@ class Scheduler:
         try:
             return self._wait(self._count, None, deadline)
         except EnvError:
-            self.drop(self._all_ids, NEVER)
+            with contextlib.suppress(StepTimeout):
+                self.drop(self._all_ids, deadline)
             raise
 
-    def _exchanged(self, code: int) -> Ready:
+    def _exchanged(self, code: int, deadline: Deadline) -> Ready:
         """What the core's short cut has answered: slot | status << 8."""
         slot, status = code & 0xFF, code >> 8
         if not status and slot != native.MIXED_SLOTS and not self._user_resets:
             return self._whole[slot]
         try:
-            return self._received(self._all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status)
+            return self._received(self._all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
         except EnvError:
-            self.drop(self._all_ids, NEVER)
+            with contextlib.suppress(StepTimeout):
+                self.drop(self._all_ids, deadline)
             raise
 
     def wait_next(self, need: int, deadline: Deadline) -> Ready:
@@ -185,17 +192,19 @@ class Scheduler:
         if not len(busy):
             return
         self._collect(len(busy), busy, deadline)
-        for _, note in self._take_notes(busy):
+        for _, note in self._take_notes(busy, deadline):
             if note.error is not None:
                 self._fail(note.lane)
 
     def _wait(self, need: int, wanted: Ids | None, deadline: Deadline) -> Ready:
         if self._pending < need:
+            with self._alone:  # another thread's step may be what is pending
+                pass
             raise NothingPending(
                 f"recv waits for {need} envs and {self._pending} were sent to: send to more, or make the pool with a "
                 "smaller batch_size"
             )
-        return self._received(*self._collect(need, wanted, deadline))
+        return self._received(*self._collect(need, wanted, deadline), deadline)
 
     def _collect(self, need: int, wanted: Ids | None, deadline: Deadline) -> tuple[Ids, int, int, int]:
         """Take `need` lanes that have answered: (ids, first, slot, status), as the core says."""
@@ -211,14 +220,16 @@ class Scheduler:
             self._queue = deque(lane for lane in self._queue if lane not in taken)
         return ids, first, slot, status
 
-    def _received(self, ids: Ids, first: int, slot: int, status: int) -> Ready:
+    def _received(self, ids: Ids, first: int, slot: int, status: int, deadline: Deadline) -> Ready:
         """Lanes that were taken, with their notes. Raises the first env's error, if one raised."""
         infos = {}
         if status:
-            notes = self._take_notes(ids)
+            notes = self._take_notes(ids, deadline)
             for worker, note in notes:
                 if note.error is not None:
-                    self._put_back(ids, note.lane, notes)
+                    # Its lane is idle and must be reset, the others wait for the next recv.
+                    self._fail(note.lane)
+                    self._put_back(ids[ids != note.lane], [one for one in notes if one[1] is not note])
                     raise note.error.unpack(note.lane, worker.index)
             infos = {note.lane: note.info for _, note in notes if note.info}
         if self._user_resets:
@@ -226,14 +237,18 @@ class Scheduler:
             self._some_must_reset = bool(self._must_reset.any())
         return Ready(ids, first, slot, infos)
 
-    def _take_notes(self, ids: Ids) -> list[tuple[Worker, Note]]:
-        """Read what lanes have in the side channel."""
+    def _take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]]:
+        """Read what lanes have in the side channel; at the deadline, all of them are pending again."""
         noted = ids[(self._status[self._slot[ids], ids] & STATUS_NOTE) != 0]
-        notes = []
+        notes: list[tuple[Worker, Note]] = []
         for lane in noted.tolist():
             worker = self._crew.workers[self._owner[lane]]
             try:
-                note = worker.take_note(lane, int(self._requested[lane]), NEVER)
+                with self._alone:
+                    note = worker.take_note(lane, int(self._requested[lane]), deadline)
+            except StepTimeout:
+                self._put_back(ids, notes)
+                raise
             except ShoalError as error:
                 raise self._on_death(error) from None
             if note.objects:
@@ -241,17 +256,14 @@ class Scheduler:
             notes.append((worker, note))
         return notes
 
-    def _put_back(self, ids: Ids, failed: int, notes: list[tuple[Worker, Note]]) -> None:
-        """An env raised: its lane is idle and must be reset, the others wait for the next recv."""
-        others = ids[ids != failed]
-        self._state[others] = 1
-        self._pending += len(others)
+    def _put_back(self, ids: Ids, notes: list[tuple[Worker, Note]]) -> None:
+        """Leave lanes that were taken, and their notes, for the next recv."""
+        self._state[ids] = 1
+        self._pending += len(ids)
         if self._fifo:
-            self._queue.extendleft(others.tolist()[::-1])
+            self._queue.extendleft(ids.tolist()[::-1])
         for worker, note in notes:
-            if note.lane != failed:
-                worker.keep_note(note)
-        self._fail(failed)
+            worker.keep_note(note)
 
     def _fail(self, lane: int) -> None:
         self._must_reset[lane] = self._some_must_reset = True
@@ -260,13 +272,14 @@ class Scheduler:
 
     def start_call(self, ids: Ids, command: str, arguments: Callable[[list[int]], tuple[Any, ...]]) -> Call:
         """Send a command to the envs' workers; `arguments` gives those for some rows of `ids`."""
-        self._check_idle(ids)
         tickets = []
-        for worker, lanes, rows in self._by_worker(ids):
-            try:
-                tickets.append((worker, worker.call(command, lanes, *arguments(rows)), rows))
-            except ShoalError as error:
-                raise self._on_death(error) from None
+        with self._alone:
+            self._check_idle(ids)
+            for worker, lanes, rows in self._by_worker(ids):
+                try:
+                    tickets.append((worker, worker.call(command, lanes, *arguments(rows)), rows))
+                except ShoalError as error:
+                    raise self._on_death(error) from None
         return Call(ids, tickets)
 
     def finish_call(self, call: Call, deadline: Deadline) -> list[Any]:
@@ -275,8 +288,9 @@ class Scheduler:
         owners = [0] * len(call.ids)
         for worker, ticket, rows in call.tickets:
             try:
-                values = worker.reply(ticket, deadline)
-            except StepTimeout:
+                with self._alone:
+                    values = worker.reply(ticket, deadline)
+            except (StepTimeout, ConcurrentUse):
                 raise
             except ShoalError as error:
                 raise self._on_death(error) from None
@@ -320,15 +334,36 @@ class Scheduler:
         busy = ids[self._state[ids] != 0][:8].tolist()
         return CallPending(f"envs {busy} are still busy with an earlier send: recv their results first")
 
+    def end(self, why: ShoalError) -> None:
+        """Wake whoever waits in another thread: the pool is being closed."""
+        self._over = why
+        self._lanes.alarm()
+
     def _wait_failed(self, code: int, deadline: Deadline) -> ShoalError:
         if code == native.IN_USE:
             return _concurrent()
+        if self._over is not None:
+            return self._over
         if code == native.COLLECT_ALARM:
             self._lanes.heard()
             return self._on_death(self._crew.dead[0].death())
         pending = self.pending
         late = pending[self._answered[pending] != self._requested[pending]].tolist()
         return StepTimeout(f"envs {late[:8]} did not answer within {deadline.seconds} s; recv may be tried again", late)
+
+
+class _Alone:
+    """While this thread talks to the workers, others are refused."""
+
+    def __init__(self, lanes: Any):
+        self._lanes = lanes
+
+    def __enter__(self) -> None:
+        if not self._lanes.enter():
+            raise _concurrent()
+
+    def __exit__(self, *_: object) -> None:
+        self._lanes.leave()
 
 
 def _concurrent() -> ShoalError:

@@ -13,7 +13,6 @@ from shoal.tools.contenders import Contender, Opened, PlainLoop, Role
 from shoal.tools.peers import EnvPool, GymnasiumAsync
 from shoal.tools.work import Work
 
-
 LIMITS: list[float | None] = [100.0, 400.0, 200.0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs
+from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs, close_envs
 from shoal.deadline import Deadline
 from shoal.errors import NothingPending
 from shoal.slab import Slab
@@ -55,7 +55,7 @@ class InlineWorker(Worker):
 
     def built(self, deadline: Deadline) -> Summary:
         try:
-            self._envs, summary = build_envs(self._env_fns, self.start)
+            self._envs, summary = build_envs(self._env_fns, self.start, interrupts=True)
         except BuildError as error:
             raise error.error.unpack(error.env_id, self.index) from error.__cause__
         return summary
@@ -87,12 +87,7 @@ class InlineWorker(Worker):
         if self._closed:
             return []
         self._closed = True
-        errors: list[tuple[int, Any]] = []
-        if self._stepper is not None:
-            errors = self._stepper.close()
-        else:
-            for env in self._envs:
-                env.close()
+        errors = close_envs(self._envs, self.start)
         self._stepper = None
         self.run = lambda: 0  # type: ignore[method-assign]
         return errors

@@ -16,6 +16,7 @@ import cloudpickle
 from shoal import native
 from shoal.backends.base import Worker
 from shoal.backends.launch import start_process
+from shoal.backends.mail import unpack
 from shoal.backends.worker_main import DING, Assignment, ConnectionBell, main
 from shoal.block import StepperConfig, Summary
 from shoal.deadline import Deadline
@@ -154,7 +155,7 @@ class ProcessWorker(Worker):
                 except (EOFError, ConnectionResetError):
                     raise self.death() from None
                 if data != DING:
-                    return cloudpickle.loads(data)
+                    return unpack(data)
             else:
                 raise self.death()
 
@@ -164,7 +165,7 @@ class ProcessWorker(Worker):
             while self._connection.poll(0):
                 data = self._connection.recv_bytes()
                 if data != DING:
-                    self._file(cloudpickle.loads(data))
+                    self._file(unpack(data))
 
     def death(self) -> WorkerDied:
         """What became of the process, in words."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs
+from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs, close_envs
 from shoal.deadline import Deadline
 from shoal.remote import PackedError
 from shoal.slab import Slab
@@ -119,8 +119,7 @@ class ThreadWorker(Worker):
         self._outbox.put(summary)
         attachment = self._attachment.get()
         if attachment is None:
-            for env in envs:
-                env.close()
+            close_envs(envs, self.start)
             return
         slab, config, pool_bell = attachment
         self._stepper = Stepper(

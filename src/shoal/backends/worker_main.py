@@ -19,9 +19,10 @@ import cloudpickle
 
 from shoal import native
 from shoal.adapters.gymnasium import install_registry
-from shoal.block import BuildError, Note, Reply, Stepper, StepperConfig, build_envs
+from shoal.backends.mail import pack
+from shoal.block import BuildError, Stepper, StepperConfig, build_envs, close_envs
 from shoal.measurement import time_steps
-from shoal.remote import PackedError, dumps, pack_error
+from shoal.remote import dumps, pack_error
 from shoal.slab import Layout, Slab
 
 __all__ = ["Assignment", "main"]
@@ -143,8 +144,7 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     connection.send_bytes(_dumps_summary(summary))
     config = _attach(connection, envs)
     if config is None:
-        for env in envs:
-            env.close()
+        close_envs(envs, assignment.start)
         return
     slab, stepper_config = config
     outbox = Outbox(connection)
@@ -218,36 +218,8 @@ class _Channel:
         return int(self._mail[0]) != self._read
 
     def post(self, message: Any) -> None:
-        """Send to the caller; what cannot be pickled is replaced by an error that says so."""
-        try:
-            data = dumps(message)
-        except Exception:
-            data = dumps(_without_unpicklable(message))
-        self._outbox.send(data)
-
-
-def _without_unpicklable(message: Any) -> Any:
-    if isinstance(message, Reply):
-        return Reply(message.ticket, [_or_error(value, "its result") for value in message.values])
-    return [_note_or_error(note) for note in message]
-
-
-def _note_or_error(note: Note) -> Note:
-    checked = {key: _or_error(value, f"info[{key!r}]") for key, value in note.info.items()}
-    objects = [_or_error(value, "its observation") for value in note.objects]
-    for value in [*checked.values(), *objects]:
-        if isinstance(value, PackedError):
-            return Note(note.lane, note.sequence, {}, [], value)
-    return Note(note.lane, note.sequence, checked, objects, note.error)
-
-
-def _or_error(value: Any, what: str) -> Any:
-    try:
-        dumps(value)
-        return value
-    except Exception as error:
-        wrapped = TypeError(f"{what}, a {type(value).__name__}, cannot be sent to the caller: {error}")
-        return pack_error(wrapped, f"sending {what}")
+        """Send to the caller; what cannot be sent arrives as an error that says so."""
+        self._outbox.send(pack(message))
 
 
 if __name__ == "__main__":

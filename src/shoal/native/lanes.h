@@ -313,6 +313,18 @@ static PyObject *lanes_heard(PyObject *object, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
+/* enter() -> False when another thread is inside; otherwise others are refused until leave(). */
+static PyObject *lanes_enter(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    return PyBool_FromLong(!atomic_exchange(&((Lanes *)object)->in_use, 1));
+}
+
+static PyObject *lanes_leave(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    atomic_store(&((Lanes *)object)->in_use, 0);
+    Py_RETURN_NONE;
+}
+
 /* ring(worker): for a message that lies in the worker's side channel. */
 static PyObject *lanes_ring(PyObject *object, PyObject *args) {
     Lanes *self = (Lanes *)object;
@@ -331,6 +343,8 @@ static PyMethodDef lanes_methods[] = {
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"alarm", lanes_alarm, METH_NOARGS, "wake the waiter: something is wrong"},
     {"heard", lanes_heard, METH_NOARGS, "the alarm was dealt with"},
+    {"enter", lanes_enter, METH_NOARGS, "keep other threads out; False when one is inside"},
+    {"leave", lanes_leave, METH_NOARGS, "let other threads in"},
     {"ring", lanes_ring, METH_VARARGS, "ring one worker's bell"},
     {NULL, NULL, 0, NULL},
 };

@@ -66,6 +66,14 @@ class Lanes:
         self._alarmed = False
         self._in_use = threading.Lock()
 
+    def enter(self) -> bool:
+        """Keep other threads out until `leave`; False when one is inside."""
+        return self._in_use.acquire(blocking=False)
+
+    def leave(self) -> None:
+        """Let other threads in."""
+        self._in_use.release()
+
     def use_action(self, leaf: tuple[Any, ...], low: Array, high: Array) -> None:
         """For the C core's `step`; the twin has no such short cut."""
 

@@ -1,0 +1,106 @@
+"""How a worker process's messages are pickled, so that one value which refuses costs its env, and nobody else.
+
+Most messages hold nothing but Python's and numpy's own types: one pickle, and done. Where another class turns up, it
+may refuse to be pickled, or pickle well and refuse to be loaded by the caller; there every value travels sealed on its
+own, and one that does not arrive becomes an error of its env, which says what it was.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+from shoal.block import Note, Reply
+from shoal.remote import PackedError, dumps, pack_error
+
+__all__ = ["pack", "unpack"]
+
+_TRUSTED = ("numpy", "shoal")
+
+
+class _Watchful(pickle.Pickler):
+    """Notices classes that are neither Python's own containers and numbers nor numpy's."""
+
+    foreign = False
+
+    def reducer_override(self, value: Any) -> Any:
+        # Called by pickle for everything but the plainest types.
+        if str(getattr(value, "__module__", "")).partition(".")[0] not in _TRUSTED:
+            self.foreign = True
+        return NotImplemented
+
+
+class _Sealed(NamedTuple):
+    """A value that was pickled on its own."""
+
+    kind: str
+    content: bytes
+
+
+class _Careful(NamedTuple):
+    """A message whose values are sealed."""
+
+    message: Any
+
+
+def pack(message: Any) -> bytes:
+    """Pickle a Reply, a list of Notes or anything of Shoal's own."""
+    buffer = io.BytesIO()
+    pickler = _Watchful(buffer, pickle.HIGHEST_PROTOCOL)
+    try:
+        pickler.dump(message)
+        if not pickler.foreign:
+            return buffer.getvalue()
+    except Exception:
+        pass
+    return dumps(_Careful(_each_value(message, _seal)))
+
+
+def unpack(data: bytes) -> Any:
+    """Load what `pack` has pickled."""
+    message = cloudpickle.loads(data)
+    return _each_value(message.message, _open) if isinstance(message, _Careful) else message
+
+
+def _each_value(message: Any, change: Callable[[Any, str], Any]) -> Any:
+    """The message with each of its values changed; a note with an error among them is that error."""
+    if isinstance(message, Reply):
+        return Reply(message.ticket, [change(value, "its result") for value in message.values])
+    return [_each_part(note, change) for note in message]
+
+
+def _each_part(note: Note, change: Callable[[Any, str], Any]) -> Note:
+    info = {key: change(value, f"info[{key!r}]") for key, value in note.info.items()}
+    objects = [change(value, "its observation") for value in note.objects]
+    for value in [*info.values(), *objects]:
+        if isinstance(value, PackedError):
+            return Note(note.lane, note.sequence, {}, [], value)
+    return Note(note.lane, note.sequence, info, objects, note.error)
+
+
+def _seal(value: Any, what: str) -> Any:
+    if isinstance(value, PackedError):
+        return value
+    kind = type(value).__name__
+    try:
+        return _Sealed(kind, dumps(value))
+    except Exception as error:
+        return _refused(what, kind, error)
+
+
+def _open(value: Any, what: str) -> Any:
+    if isinstance(value, PackedError):
+        return value
+    try:
+        return cloudpickle.loads(value.content)
+    except Exception as error:
+        return _refused(what, value.kind, error)
+
+
+def _refused(what: str, kind: str, error: Exception) -> PackedError:
+    wrapped = TypeError(f"{what}, a {kind}, cannot be sent to the caller: {type(error).__name__}: {error}")
+    return pack_error(wrapped, f"sending {what}")
