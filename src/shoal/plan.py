@@ -164,9 +164,11 @@ def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
 def spin_times(plan: Plan) -> tuple[int, int]:
     """How long (the pool, a worker) looks for an answer before it sleeps, in ns.
 
-    Waking a sleeper costs more than a small batch, so everybody spins a little; but a crowd that spins only keeps
-    those from running that it waits for, so where workers far outnumber the cores nobody does.
+    Waking a sleeper costs more than a small batch, so everybody spins for as long as a batch of cheap envs takes, and
+    stops where that keeps missing (native/doorbell.h). But a crowd that spins only keeps those from running that it
+    waits for, so where workers far outnumber the cores nobody does. Under "processes" the caller is one too many
+    already, and spins less.
     """
     if plan.backend == "threads" or plan.num_workers > 2 * usable_cores():
         return 0, 0
-    return 20_000, 50_000
+    return (300_000 if plan.backend == "hybrid" else 100_000), 300_000

@@ -49,7 +49,8 @@ class ConnectionBell:
         self._connection, self._send = connection, send
 
     def ring(self) -> None:
-        self._send(DING)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the other side is gone, and will be missed
+            self._send(DING)
 
     def sleep(self, timeout: float | None) -> None:
         self._connection.poll(timeout)
