@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import common
 from shoal.tools import contenders, peers
-from shoal.tools.contenders import Contender
+from shoal.tools.contenders import Contender, LoopsInStep, Role
 
 
 def main() -> None:
@@ -22,7 +22,8 @@ def main() -> None:
     def field(number: int) -> list[Contender]:
         others = [] if options.no_peers else peers.others(cores)
         shoals = contenders.shoals(contenders.BACKENDS)
-        return [*contenders.limits(cores), *shoals, *peers.gymnasiums(), *others]
+        meeting = Contender(f"{cores} loops in step", LoopsInStep, {"cores": cores}, Role.LOOP)
+        return [*contenders.limits(cores), *([meeting] if cores > 1 else []), *shoals, *peers.gymnasiums(), *others]
 
     results = common.measure(common.matrix(options, field), common.settings(options))
     common.show(results)

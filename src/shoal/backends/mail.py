@@ -29,7 +29,8 @@ class _Watchful(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         # Called by pickle for everything but the plainest types.
-        if str(getattr(value, "__module__", "")).partition(".")[0] not in _TRUSTED:
+        module = getattr(value, "__module__", None) or type(value).__module__
+        if str(module).partition(".")[0] not in _TRUSTED:
             self.foreign = True
         return NotImplemented
 
