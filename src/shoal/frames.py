@@ -1,7 +1,14 @@
-"""What lanes have answered, read from the slab: views where the lanes are one run in one frame, gathers elsewhere."""
+"""What lanes have answered, read from the slab: views where the lanes are one run in one frame, gathers elsewhere.
+
+Copies of large observations cost more than all else that Shoal does, so with copy=True a frame of them is lent instead:
+the caller gets a view, and the frame is not written again as long as anybody holds that view or part of it. Whoever
+keeps more of them than there are frames gets copies.
+"""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +18,22 @@ from gymnasium import Space
 from shoal.batch import Batch
 from shoal.checks import Ids
 from shoal.slab import Slab
-from shoal.spaces import Kind, assemble, flatten
+from shoal.spaces import Kind, Leaf, assemble, flatten
 
-__all__ = ["Frames", "Ready"]
+__all__ = ["Frames", "Ready", "frames_to_lend"]
 
 FIELDS = ("reward", "terminated", "truncated", "began", "episode_return", "episode_length")
+
+
+LEND_FROM = 128 << 10  # bytes of a whole frame; less is copied in no time
+LEND_FRAMES = 3  # one that is being written, the newest one, and the one before it, which most learners still hold
+
+
+def frames_to_lend(leaves: Sequence[Leaf], lanes: int) -> int:
+    """How many frames a pool with copy=True needs: 1 where copies are cheap."""
+    plain = all(leaf.kind is Kind.ARRAY for leaf in leaves)
+    nbytes = lanes * sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
+    return LEND_FRAMES if plain and nbytes >= LEND_FROM else 1
 
 
 class Ready(NamedTuple):
@@ -32,13 +50,15 @@ class Frames:
 
     Args:
         space: the observation space of one env.
-        copy: whether all arrays that are handed out are copies.
+        copy: whether all arrays that are handed out are the caller's own.
     """
 
     def __init__(self, slab: Slab, space: Space[Any], copy: bool):
         self._space, self._copy = space, copy
         self._leaves = flatten(space)
         self._count, frames = slab.layout.lanes, slab.layout.frames
+        self.lends = copy and frames > 1
+        self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
         self._slot = slab.array("slot")
         self._fields = {name: slab.array(name) for name in FIELDS}
         self._obs = slab.leaf_arrays("obs", self._leaves)
@@ -83,7 +103,8 @@ class Frames:
         slot = ready.slot
         if slot >= 0 and self._one_array and len(ready.ids) == self._count:
             obs, reward, terminated, truncated = self._frame_steps[slot]
-            return obs.copy() if self._copy else obs, reward.copy(), terminated.copy(), truncated.copy()
+            own = (self._lend(slot) if self.lends else obs.copy()) if self._copy else obs
+            return own, reward.copy(), terminated.copy(), truncated.copy()
         fields = [self.take(ready, name) for name in ("reward", "terminated", "truncated")]
         return (self.take_obs(ready), *(fields if self._copy or slot < 0 else [field.copy() for field in fields]))
 
@@ -94,10 +115,32 @@ class Frames:
             whole = self._frame_obs[slot]
             if not self._copy:
                 return whole
+            if self.lends:
+                return self._lend(slot)
             if self._one_array:
                 return whole.copy()
         values = [self._take_leaf(i, ready) for i in range(len(self._leaves))]
         return assemble(self._space, values)
+
+    def _lend(self, slot: int) -> Any:
+        """The observations of a whole frame, the caller's own for as long as it likes."""
+        arrays = [array[slot] for array in self._obs if array is not None]
+        if self.free_slot(besides=slot) is None:
+            own = [array.copy() for array in arrays]
+        else:
+            # Not views of an array, whose own views would hold that array instead: views of a memoryview.
+            own = [np.asarray(memoryview(array)) for array in arrays]
+            self._lent[slot] += [weakref.ref(array) for array in own]
+        return assemble(self._space, own)
+
+    def free_slot(self, besides: int = -1) -> int | None:
+        """A frame that nobody holds any more."""
+        for slot, lent in enumerate(self._lent):
+            if slot != besides:
+                lent[:] = [ref for ref in lent if ref() is not None]
+                if not lent:
+                    return slot
+        return None
 
     def _take_leaf(self, index: int, ready: Ready) -> Any:
         ids, first, slot, _ = ready

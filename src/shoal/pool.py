@@ -23,7 +23,7 @@ from shoal.checks import Ids, Seed, check_choice, check_ids, spread_seed, whole_
 from shoal.crew import BACKENDS, Crew
 from shoal.deadline import NEVER, Deadline
 from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, StepTimeout, WrongProcess
-from shoal.frames import Frames, Ready
+from shoal.frames import Frames, Ready, frames_to_lend
 from shoal.plan import Plan, make_plan, spin_times
 from shoal.scheduler import Call, Scheduler
 from shoal.slab import Layout, Slab
@@ -48,7 +48,8 @@ class Pool:
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled".
-        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends.
+        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. Without effect
+            where `copy` is True.
         copy: True gives arrays that are the caller's own.
         order: "ready" (the first lanes that are done) or "fifo" (strictly in the order in which they were sent).
         seed: for the first reset of each env, where that is given none.
@@ -115,6 +116,8 @@ class Pool:
     def _start(self, observation_mode: Any, deadline: Deadline) -> EnvSpecs:
         specs = agree(self._crew.build(deadline), self.num_envs, observation_mode)
         obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
+        if self.copy:
+            self.frames = frames_to_lend(obs_leaves, self.num_envs)
         layout = Layout.plan(obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers))
         self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)

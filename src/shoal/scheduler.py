@@ -61,7 +61,7 @@ class Scheduler:
     ):
         self._crew, self._data, self._on_death = crew, data, on_death
         self._user_resets, self._fifo, self._spin_ns = user_resets, fifo, spin_ns
-        self._count = slab.layout.lanes
+        self._count, self._frames = slab.layout.lanes, slab.layout.frames
         self._state = np.zeros(self._count, np.uint8)  # 1 where a request is pending; kept by the core
         self._pending = 0
         self._queue: deque[int] = deque()  # lanes in the order in which they were sent, for fifo
@@ -125,6 +125,8 @@ class Scheduler:
         self._post(ids, native.OP_RESET)
 
     def _post(self, ids: Ids | None, op: int) -> None:
+        if self._data.lends:
+            self._aim(slice(None) if ids is None else ids)
         code = self._lanes.post(ids, op)
         if code == native.IN_USE:
             raise _concurrent()
@@ -134,11 +136,21 @@ class Scheduler:
         if self._fifo:
             self._queue.extend(range(self._count) if ids is None else ids.tolist())
 
+    def _aim(self, ids: Any) -> None:
+        """Let the next request of these lanes, none of which is busy, write into a frame that nobody holds."""
+        slot = self._data.free_slot()
+        assert slot is not None, "the last free frame is never lent"
+        self._slot[ids] = (slot - 1) % self._frames  # the core goes on to the next
+
     # ---- answers ---------------------------------------------------------------------------------------------
 
     def exchange(self, actions: Any, deadline: Deadline) -> Ready:
         """Ask all lanes for a step and wait for them: in one call of the core where nothing is out of the ordinary."""
         if deadline is NEVER and not self._some_must_reset:
+            slots = self._slot.copy() if self._data.lends else None
+            if slots is not None and not self._pending:
+                with self._alone:
+                    self._aim(slice(None))
             try:
                 code = self._lanes.step(actions, self._run_inline, self._spin_ns)
             except BaseException:  # an interrupt, halfway
@@ -147,6 +159,8 @@ class Scheduler:
             if code >= 0:
                 return self._exchanged(code, deadline)
             self._pending = int(self._state.sum())
+            if slots is not None and code in (native.NOT_TAKEN, native.IN_USE):
+                self._slot[:] = slots  # nothing was written
             if code == native.IN_USE:
                 raise _concurrent()
         if deadline is not NEVER or self._some_must_reset or code == native.NOT_TAKEN:
