@@ -12,7 +12,7 @@ help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
 	@echo "make test      set up and run all tests, with the C core and with its Python twin"
 	@echo "make lint      ruff       make types     mypy, strict"
-	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); about an hour"
+	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make sanitize  the C core under ASan, UBSan and TSan"
 
 $(VENV)/.ready: pyproject.toml setup.py $(NATIVE)

@@ -64,7 +64,7 @@ def table(results: list[Result]) -> Table:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = common.parser("How well backend='auto' chooses.", 1.0, 5)
+    parser = common.parser("How well backend='auto' chooses.", 0.3, 12)
     common.matrix_options(parser)
     options = parser.parse_args()
     cells = common.matrix(options, lambda number: field(number, common.cores()))

@@ -51,7 +51,7 @@ def ceiling(number: int, batch: int, batches: int = 20_000) -> float:
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = common.parser("Envs that sleep: Shoal's async mode against envs / mean sleep.", 2.0, 5)
+    parser = common.parser("Envs that sleep: Shoal's async mode against envs / mean sleep.", 1.0, 9)
     parser.add_argument("-n", "--num-envs", type=int, default=16, metavar="N")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[8, 4], metavar="N")
     parser.add_argument("--workers", type=int, metavar="N", help="default: one for each env")

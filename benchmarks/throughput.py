@@ -12,7 +12,7 @@ from shoal.tools.contenders import Contender, LoopsInStep, Role
 
 def main() -> None:
     """Run what the command line asks for."""
-    parser = common.parser("Steps per second of Shoal and its peers, against the limit.", 1.0, 5)
+    parser = common.parser("Steps per second of Shoal and its peers, against the limit.", 0.2, 15)
     common.matrix_options(parser)
     parser.add_argument("--no-peers", action="store_true", help="only Gymnasium to compare with")
     parser.add_argument("--name", default="throughput", help="name of the result files (%(default)s)")

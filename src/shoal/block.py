@@ -171,11 +171,8 @@ class Stepper:
         self._action_objects: dict[int, list[Any]] = {}
         self._resets: dict[int, _LaneReset] = {}
         self._notes: dict[int, Note] = {}
-        self._requested, self._ended = slab.array("requested"), slab.array("ended")
-        self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
-        self._stats = slab.array("stats")[worker]
-        self._frame = {name: slab.array(name) for name in twin._BLOCK_FRAME_FIELDS}
-        self._status = self._frame["status"]
+        self._requested, self._status = slab.array("requested"), slab.array("status")
+        self._terminated, self._truncated = slab.array("terminated"), slab.array("truncated")
         kind, actions = self._action_source()
         self.core = native.Block(
             slab, worker, start, start + len(envs), native.AUTORESET[config.autoreset], config.publish_each, kind,
@@ -221,12 +218,7 @@ class Stepper:
             observation, info = env.reset(seed=asked.seed, options=asked.options)
         else:
             observation, info = env.reset()
-        values = (0.0, False, False, True, 0, 0.0, 0)
-        for array, value in zip(self._frame.values(), values, strict=True):
-            array[slot, lane] = value
-        self._begin_episode(lane)
-        self.store(lane, slot, observation)
-        self.note(lane, slot, info)
+        self.core.begin(lane, slot, observation, info, True)
         self._during = "step"
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
@@ -236,17 +228,8 @@ class Stepper:
         final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
         self._during = "reset"
         observation, reset_info = self.envs[lane - self.start].reset()
-        self._frame["began"][slot, lane] = True
-        self._begin_episode(lane)
-        self.store(lane, slot, observation)
-        self.note(lane, slot, {**final, **reset_info})
+        self.core.begin(lane, slot, observation, {**final, **reset_info}, False)
         self._during = "step"
-
-    def _begin_episode(self, lane: int) -> None:
-        self._ended[lane] = 0
-        self._run_return[lane] = 0.0
-        self._run_length[lane] = 0
-        self._stats[2] += 1
 
     def store(self, lane: int, slot: int, observation: Any) -> None:
         """Write an observation that is not of exactly the field's type, or has objects in it."""
@@ -266,7 +249,7 @@ class Stepper:
     def failed(self, lane: int, slot: int, error: BaseException) -> None:
         """An env raised: its lane answers with the error."""
         self._let_through(error)
-        self._frame["terminated"][slot, lane] = self._frame["truncated"][slot, lane] = False
+        self._terminated[slot, lane] = self._truncated[slot, lane] = False
         during, self._during = self._during, "step"
         self._resets.pop(lane, None)
         self._add_note(lane, slot, STATUS_NOTE | STATUS_ERROR, error=pack_error(error, during))

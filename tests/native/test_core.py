@@ -20,6 +20,7 @@ import pytest
 from gymnasium import spaces
 
 from native.rig import KINDS, Rig, ids, load
+from shoal.errors import BadObservation
 from shoal.native import MIXED_SLOTS, twin
 from shoal.native.twin import (
     COLLECT_ALARM,
@@ -1118,3 +1119,39 @@ def test_outside_says_what_it_cannot_do() -> None:
     for args in [("f",), ("ff", half, half, half), ("f", None, half, half)]:
         with pytest.raises(TypeError):
             core.outside(*args)
+
+
+# ---- the beginning of an episode -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_begin_writes_the_first_observation(kind: str, fresh: bool) -> None:
+    rig = Rig(kind, lanes=3, frames=2)
+    names = ("reward", "terminated", "truncated", "episode_return", "episode_length")
+    for name in names:
+        rig.array(name)[1, 2] = 1
+    rig.array("status")[1, 2] = 3
+    for name in ("ended", "run_return", "run_length"):
+        rig.array(name)[2] = 1
+    rig.block.begin(2, 1, np.array([1, 2, 3], np.float32), {}, fresh)
+    assert rig.targets[0][1, 2].tolist() == [1, 2, 3]
+    assert rig.array("began")[1].tolist() == [0, 0, 1]
+    assert [rig.array(name)[1, 2] for name in names] == ([0] * 5 if fresh else [1] * 5)
+    assert rig.array("status")[1, 2] == (0 if fresh else 3)
+    assert [rig.array(name)[2] for name in ("ended", "run_return", "run_length")] == [0, 0, 0]
+    assert rig.array("stats")[0, 2] == 1
+    assert rig.events("note") == []
+
+
+def test_begin_passes_on_what_store_and_note_say(kind: str) -> None:
+    rig = Rig(kind, lanes=2)
+    rig.block.begin(0, 0, np.array([1, 2, 3], np.float64), {"a": 1}, True)
+    assert rig.targets[0][0, 0].tolist() == [1, 2, 3]
+    assert rig.events("note") == [("note", 0, 0, {"a": 1})]
+    with pytest.raises(BadObservation):
+        rig.block.begin(0, 0, np.zeros(4), {}, True)
+    rig.raising["note"] = TypeError("info must be a dict")
+    with pytest.raises(TypeError, match="info must be"):
+        rig.block.begin(0, 0, np.zeros(3, np.float32), None, True)
+    with pytest.raises(IndexError):
+        rig.block.begin(2, 0, np.zeros(3, np.float32), {}, True)

@@ -332,8 +332,39 @@ static PyObject *block_wait(PyObject *object, PyObject *args) {
     }
 }
 
+/* begin(lane, slot, observation, info, fresh): the first observation of an episode. `fresh`: the lane was asked for
+ * a reset, so that its reward and flags are none; otherwise they are those of the step that ended the last episode.
+ * Raises what `store` and `note` raise. */
+static PyObject *block_begin(PyObject *object, PyObject *args) {
+    Block *self = (Block *)object;
+    long long lane;
+    int slot, fresh;
+    PyObject *observation, *info;
+    if (!PyArg_ParseTuple(args, "LiOOp", &lane, &slot, &observation, &info, &fresh)) return NULL;
+    if (lane < self->start || lane >= self->stop || slot < 0 || slot > UINT8_MAX) {
+        PyErr_SetString(PyExc_IndexError, "no lane of this block");
+        return NULL;
+    }
+    int64_t at = slot * self->lanes + lane;
+    if (fresh) {
+        self->reward[at] = self->episode_return[at] = 0.0;
+        self->terminated[at] = self->truncated[at] = self->status[at] = 0;
+        self->episode_length[at] = 0;
+    }
+    self->began[at] = 1;
+    self->ended[lane] = 0;
+    self->run_return[lane] = 0.0;
+    self->run_length[lane] = 0;
+    self->stats[2]++;
+    if (block_store(self, observation, lane, slot) < 0) return NULL;
+    if (!(PyDict_Check(info) && PyDict_Size(info) == 0) && block_callback(self->note, lane, slot, info, NULL) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef block_methods[] = {
     {"run", block_run, METH_NOARGS, "step every lane that was asked for; returns how many"},
+    {"begin", block_begin, METH_VARARGS, "begin(lane, slot, observation, info, fresh): an episode begins"},
     {"wait", block_wait, METH_VARARGS, "wait(deadline_ns, spin_ns): sleep until rung"},
     {NULL, NULL, 0, NULL},
 };

@@ -259,6 +259,27 @@ class Block:
         if not isinstance(info, dict) or info:
             self._note(lane, slot, info)
 
+    def begin(self, lane: int, slot: int, observation: Any, info: Any, fresh: bool) -> None:
+        """The first observation of an episode.
+
+        Args:
+            fresh: the lane was asked for a reset, so that its reward and flags are none; otherwise they are those of
+                the step that ended the last episode.
+
+        Raises what `store` and `note` raise.
+        """
+        if not self._start <= lane < self._stop:
+            raise IndexError("no lane of this block")
+        if fresh:
+            for array in self._frame.values():
+                array[slot, lane] = 0
+        self._frame["began"][slot, lane] = True
+        self._ended[lane] = self._run_return[lane] = self._run_length[lane] = 0
+        self._stats[2] += 1
+        self._store(lane, slot, observation)
+        if not isinstance(info, dict) or info:
+            self._note(lane, slot, info)
+
     def _action(self, lane: int) -> Any:
         if self._action_kind == ACTION_CALL:
             return self._actions(lane)
