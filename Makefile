@@ -21,12 +21,14 @@ $(VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-# The CPU build of torch is named first, or the peers pull in several gigabytes for GPUs.
+# The CPU build of torch is named first, or the peers pull in several gigabytes for GPUs. PufferLib pins another torch,
+# which its vector envs do not need: it comes without its dependencies, those that matter are in the extra.
 $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(BENCH_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
-	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers,plot]"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers]"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
 
 demo: $(VENV)/.ready
