@@ -214,11 +214,12 @@ class Stepper:
         if op == native.OP_RESET:
             if lane not in self._resets:
                 self._read_mail()
-            asked = self._resets.pop(lane)
+            asked = self._resets[lane]
             observation, info = env.reset(seed=asked.seed, options=asked.options)
         else:
             observation, info = env.reset()
         self.core.begin(lane, slot, observation, info, True)
+        self._resets.pop(lane, None)  # only now: an interrupted reset is run again
         self._during = "step"
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
@@ -248,9 +249,9 @@ class Stepper:
 
     def failed(self, lane: int, slot: int, error: BaseException) -> None:
         """An env raised: its lane answers with the error."""
+        during, self._during = self._during, "step"
         self._let_through(error)
         self._terminated[slot, lane] = self._truncated[slot, lane] = False
-        during, self._during = self._during, "step"
         self._resets.pop(lane, None)
         self._add_note(lane, slot, STATUS_NOTE | STATUS_ERROR, error=pack_error(error, during))
 
@@ -267,8 +268,9 @@ class Stepper:
     def flush(self) -> None:
         """Send what was kept; the core calls it after it has rung the bell, so that a full pipe blocks nobody."""
         if self._notes:
-            notes, self._notes = list(self._notes.values()), {}
-            self._post(notes)
+            # Posted first: an interrupt in between then posts them twice, which nobody notices, rather than never.
+            self._post(list(self._notes.values()))
+            self._notes = {}
 
     # ---- commands --------------------------------------------------------------------------------------------
 

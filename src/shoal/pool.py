@@ -107,6 +107,8 @@ class Pool:
             self.specs: EnvSpecs = self._start(observation_mode, deadline)
         except BaseException:
             self._crew.dismiss(Deadline.after(1.0))  # a partial start is undone
+            if hasattr(self, "_slab"):
+                self._slab.close()
             raise
         self._fault = None
         _open_pools.add(self)
@@ -117,7 +119,7 @@ class Pool:
         specs = agree(self._crew.build(deadline), self.num_envs, observation_mode)
         obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
         if self.copy:
-            self.frames = frames_to_lend(obs_leaves, self.num_envs)
+            self.frames = frames_to_lend(obs_leaves, self.num_envs, self.autoreset)
         layout = Layout.plan(obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers))
         self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)
@@ -212,7 +214,8 @@ class Pool:
         Raises:
             NothingPending: fewer envs than that were sent to.
             StepTimeout: they were not done in `timeout` seconds; recv may be called again.
-            EnvError: an env raised; the others of the batch come with the next recv.
+            EnvError: an env raised; the others of the batch come with the next recv (which, for a full batch, waits
+                for the env to be reset and sent to as well).
             WorkerDied: a worker is gone; the pool is closed.
         """
         return self.data.batch(self.wait(timeout))
@@ -264,9 +267,8 @@ class Pool:
     def _start_reset(self, env_ids: Any, seed: Seed, options: dict[str, Any] | None, deadline: Deadline) -> Ids:
         self._check_usable()
         ids = self._ids(env_ids)
-        seeds = spread_seed(seed, ids)
-        if seed is None:
-            seeds = [self._first_seeds[lane] for lane in ids.tolist()]
+        given = zip(spread_seed(seed, ids), ids.tolist(), strict=True)
+        seeds = [self._first_seeds[lane] if one is None else one for one, lane in given]
         if options is not None and not isinstance(options, dict):
             raise TypeError(f"options must be a dict or None, found {type(options).__name__}")
         self._scheduler.reset(ids, seeds, options, deadline)

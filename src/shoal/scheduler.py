@@ -29,10 +29,12 @@ __all__ = ["Call", "Scheduler"]
 
 
 class Call(NamedTuple):
-    """A command on its way: its env ids, and for each worker its ticket and the rows of `ids` that it answers."""
+    """A command on its way: its env ids, for each worker its ticket and the rows of `ids` that it answers, and what
+    has come back: (worker, value) for each row."""
 
     ids: Ids
     tickets: list[tuple[Worker, int, list[int]]]
+    results: list[tuple[int, Any]]
 
 
 class Scheduler:
@@ -75,7 +77,7 @@ class Scheduler:
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
         self._status, self._slot = slab.array("status"), slab.array("slot")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
-        self._alone = _Alone(self._lanes)
+        self._lanes.refuse_with(_concurrent)
         self._over: ShoalError | None = None
         self._prepare_actions(slab, action_leaves, check_boxes)
         crew.watch(self._lanes.ring, self._lanes.alarm)
@@ -100,7 +102,7 @@ class Scheduler:
     def send(self, actions: Any, ids: Ids | None) -> None:
         """Ask lanes (None: all) for a step."""
         lanes = self._all_ids if ids is None else ids
-        with self._alone:
+        with self._lanes:
             self._check_idle(lanes)
             if self._some_must_reset:
                 self._check_reset(lanes)
@@ -112,21 +114,21 @@ class Scheduler:
                 objects = [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
                 for worker, own, rows in self._by_worker(lanes):
                     self._tell(worker, "actions", own, [[column[row] for column in objects] for row in rows])
+            self._aim(lanes)
         self._post(ids, native.OP_STEP)
 
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: dict[str, Any] | None, deadline: Deadline) -> None:
         """Ask lanes for a reset; what they are still busy with is waited for and dropped."""
         self.drop(ids, deadline)
-        with self._alone:
+        with self._lanes:
             for worker, lanes, rows in self._by_worker(ids):
                 self._tell(worker, "reset", lanes, [seeds[row] for row in rows], options)
+            self._aim(ids)
         self._must_reset[ids] = False
         self._some_must_reset = bool(self._must_reset.any())
         self._post(ids, native.OP_RESET)
 
     def _post(self, ids: Ids | None, op: int) -> None:
-        if self._data.lends:
-            self._aim(slice(None) if ids is None else ids)
         code = self._lanes.post(ids, op)
         if code == native.IN_USE:
             raise _concurrent()
@@ -138,6 +140,8 @@ class Scheduler:
 
     def _aim(self, ids: Any) -> None:
         """Let the next request of these lanes, none of which is busy, write into a frame that nobody holds."""
+        if not self._data.lends:
+            return
         slot = self._data.free_slot()
         assert slot is not None, "the last free frame is never lent"
         self._slot[ids] = (slot - 1) % self._frames  # the core goes on to the next
@@ -149,7 +153,7 @@ class Scheduler:
         if deadline is NEVER and not self._some_must_reset:
             slots = self._slot.copy() if self._data.lends else None
             if slots is not None and not self._pending:
-                with self._alone:
+                with self._lanes:
                     self._aim(slice(None))
             try:
                 code = self._lanes.step(actions, self._run_inline, self._spin_ns)
@@ -159,7 +163,7 @@ class Scheduler:
             if code >= 0:
                 return self._exchanged(code, deadline)
             self._pending = int(self._state.sum())
-            if slots is not None and code in (native.NOT_TAKEN, native.IN_USE):
+            if slots is not None and code == native.NOT_TAKEN:
                 self._slot[:] = slots  # nothing was written
             if code == native.IN_USE:
                 raise _concurrent()
@@ -193,6 +197,9 @@ class Scheduler:
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
+        idle = ids[self._state[ids] == 0]
+        if len(idle):
+            raise NothingPending(f"envs {idle[:8].tolist()} were not sent to: there is nothing to wait for")
         ready = self._wait(len(ids), ids if len(ids) < self._count else None, deadline)
         slot = int(self._slot[ids[0]])
         if not self._pending and (self._slot != slot).any():
@@ -212,7 +219,7 @@ class Scheduler:
 
     def _wait(self, need: int, wanted: Ids | None, deadline: Deadline) -> Ready:
         if self._pending < need:
-            with self._alone:  # another thread's step may be what is pending
+            with self._lanes:  # another thread's step may be what is pending
                 pass
             raise NothingPending(
                 f"recv waits for {need} envs and {self._pending} were sent to: send to more, or make the pool with a "
@@ -258,13 +265,13 @@ class Scheduler:
         for lane in noted.tolist():
             worker = self._crew.workers[self._owner[lane]]
             try:
-                with self._alone:
+                with self._lanes:
                     note = worker.take_note(lane, int(self._requested[lane]), deadline)
-            except StepTimeout:
+            except (StepTimeout, ConcurrentUse):
                 self._put_back(ids, notes)
                 raise
-            except ShoalError as error:
-                raise self._on_death(error) from None
+            except Exception as error:
+                raise self._lost(error) from None
             if note.objects:
                 self._data.keep_objects(lane, note.objects)
             notes.append((worker, note))
@@ -287,33 +294,39 @@ class Scheduler:
     def start_call(self, ids: Ids, command: str, arguments: Callable[[list[int]], tuple[Any, ...]]) -> Call:
         """Send a command to the envs' workers; `arguments` gives those for some rows of `ids`."""
         tickets = []
-        with self._alone:
+        with self._lanes:
             self._check_idle(ids)
             for worker, lanes, rows in self._by_worker(ids):
                 try:
                     tickets.append((worker, worker.call(command, lanes, *arguments(rows)), rows))
                 except ShoalError as error:
                     raise self._on_death(error) from None
-        return Call(ids, tickets)
+        return Call(ids, tickets, [(0, None)] * len(ids))
 
     def finish_call(self, call: Call, deadline: Deadline) -> list[Any]:
         """Wait for the results of a command, in the order of its ids."""
-        results: list[Any] = [None] * len(call.ids)
-        owners = [0] * len(call.ids)
-        for worker, ticket, rows in call.tickets:
+        while call.tickets:
+            worker, ticket, rows = call.tickets[0]
             try:
-                with self._alone:
+                with self._lanes:
                     values = worker.reply(ticket, deadline)
             except (StepTimeout, ConcurrentUse):
-                raise
-            except ShoalError as error:
-                raise self._on_death(error) from None
+                raise  # it may be tried again
+            except Exception as error:
+                raise self._lost(error) from None
             for row, value in zip(rows, values, strict=True):
-                results[row], owners[row] = value, worker.index
-        for row, value in enumerate(results):
+                call.results[row] = (worker.index, value)
+            del call.tickets[0]
+        for row, (worker_index, value) in enumerate(call.results):
             if isinstance(value, PackedError):
-                raise value.unpack(int(call.ids[row]), owners[row])
-        return results
+                raise value.unpack(int(call.ids[row]), worker_index)
+        return [value for _, value in call.results]
+
+    def _lost(self, error: Exception) -> Exception:
+        """What to raise when a worker does not answer any more."""
+        if self._over is not None:
+            return self._over  # another thread has closed the pool
+        return self._on_death(error) if isinstance(error, ShoalError) else error
 
     def _by_worker(self, ids: Ids) -> list[tuple[Worker, list[int], list[int]]]:
         """The lanes grouped by worker: (worker, its lanes, their places in `ids`)."""
@@ -364,20 +377,6 @@ class Scheduler:
         pending = self.pending
         late = pending[self._answered[pending] != self._requested[pending]].tolist()
         return StepTimeout(f"envs {late[:8]} did not answer within {deadline.seconds} s; recv may be tried again", late)
-
-
-class _Alone:
-    """While this thread talks to the workers, others are refused."""
-
-    def __init__(self, lanes: Any):
-        self._lanes = lanes
-
-    def __enter__(self) -> None:
-        if not self._lanes.enter():
-            raise _concurrent()
-
-    def __exit__(self, *_: object) -> None:
-        self._lanes.leave()
 
 
 def _concurrent() -> ShoalError:

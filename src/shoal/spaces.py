@@ -139,6 +139,8 @@ def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes
     if leaf.kind is not Kind.ARRAY:
         return _read_objects(leaf, value, count)
     array = _read_array(leaf, value, count)
+    if leaf.dtype.kind == "f":
+        array = array.astype(leaf.dtype, copy=False)  # first: a bound of 0.7 is less than 0.7 in float64
     if leaf.discrete or check_boxes:
         _check_bounds(leaf, array, ids)
     if array.dtype == leaf.dtype:

@@ -58,20 +58,34 @@ def pack(message: Any) -> bytes:
             return buffer.getvalue()
     except Exception:
         pass
-    return dumps(_Careful(_each_value(message, _seal)))
+    if isinstance(message, Reply):
+        return dumps(_Careful(Reply(message.ticket, [_seal(value, "its result") for value in message.values])))
+    return dumps(_Careful([(note.lane, note.sequence, _seal_note(note)) for note in message]))
 
 
 def unpack(data: bytes) -> Any:
     """Load what `pack` has pickled."""
     message = cloudpickle.loads(data)
-    return _each_value(message.message, _open) if isinstance(message, _Careful) else message
+    if not isinstance(message, _Careful):
+        return message
+    inner = message.message
+    if isinstance(inner, Reply):
+        return Reply(inner.ticket, [_open(value, "its result") for value in inner.values])
+    return [_open_note(*parts) for parts in inner]
 
 
-def _each_value(message: Any, change: Callable[[Any, str], Any]) -> Any:
-    """The message with each of its values changed; a note with an error among them is that error."""
-    if isinstance(message, Reply):
-        return Reply(message.ticket, [change(value, "its result") for value in message.values])
-    return [_each_part(note, change) for note in message]
+def _seal_note(note: Note) -> bytes:
+    try:
+        return dumps(_each_part(note, _seal))
+    except Exception as error:  # a key of its info
+        return dumps(Note(note.lane, note.sequence, {}, [], _refused("its info", "dict", error)))
+
+
+def _open_note(lane: int, sequence: int, data: bytes) -> Note:
+    try:
+        return _each_part(cloudpickle.loads(data), _open)
+    except Exception as error:
+        return Note(lane, sequence, {}, [], _refused("its info", "dict", error))
 
 
 def _each_part(note: Note, change: Callable[[Any, str], Any]) -> Note:

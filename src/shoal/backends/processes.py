@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe, connection, process, reduction
 from typing import Any
 
@@ -20,7 +20,7 @@ from shoal.backends.mail import unpack
 from shoal.backends.worker_main import DING, Assignment, ConnectionBell, main
 from shoal.block import StepperConfig, Summary
 from shoal.deadline import Deadline
-from shoal.errors import StepTimeout, WorkerDied
+from shoal.errors import WorkerDied
 from shoal.measurement import Measurement
 from shoal.remote import dumps
 from shoal.slab import Slab
@@ -117,26 +117,30 @@ class ProcessWorker(Worker):
 
     def send(self, *message: Any) -> None:
         data = cloudpickle.dumps(message)
-        # Told before it is sent: a message that is larger than the channel goes only while somebody reads.
-        self._mail[0] += 1
-        self._wake()
-        self._send_raw(data)
+        with self._untorn():
+            # Told before it is sent: a message that is larger than the channel goes only while somebody reads.
+            self._mail[0] += 1
+            self._wake()
+            self._connection.send_bytes(data)
 
     def _send_raw(self, data: bytes) -> None:
-        if self._torn:
-            raise self._tear()
-        try:
+        with self._untorn():
             self._connection.send_bytes(data)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self.death() from None
-        except BaseException:
-            # An interrupt may have cut the message in two: nothing that follows would be understood.
-            self._torn = True
-            raise
 
-    def _tear(self) -> WorkerDied:
-        message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
-        return WorkerDied(message, self.index, self.pid, None, self.env_ids)
+    @contextlib.contextmanager
+    def _untorn(self) -> Iterator[None]:
+        """Around all that reads or writes whole messages: an interrupt cuts one in two, and nothing that follows would
+        be understood."""
+        if self._torn:
+            message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
+            raise WorkerDied(message, self.index, self.pid, None, self.env_ids)
+        self._torn = True
+        try:
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._torn = False
+            raise self.death() from None
+        self._torn = False
 
     def _wake(self) -> None:
         # The twin's worker sleeps on the channel itself.
@@ -150,10 +154,8 @@ class ProcessWorker(Worker):
                 raise self._timed_out(deadline)
             # Messages first: a worker may have said why it leaves.
             if self._connection in ready or self._connection.poll(0):
-                try:
+                with self._untorn():
                     data = self._connection.recv_bytes()
-                except (EOFError, ConnectionResetError):
-                    raise self.death() from None
                 if data != DING:
                     return unpack(data)
             else:
@@ -161,9 +163,10 @@ class ProcessWorker(Worker):
 
     def drain(self) -> None:
         """Take in what lies in the channel without waiting: the twin's bell rings there."""
-        with contextlib.suppress(EOFError, ConnectionResetError, OSError):
+        with contextlib.suppress(WorkerDied, OSError):
             while self._connection.poll(0):
-                data = self._connection.recv_bytes()
+                with self._untorn():
+                    data = self._connection.recv_bytes()
                 if data != DING:
                     self._file(unpack(data))
 
@@ -184,11 +187,14 @@ class ProcessWorker(Worker):
         errors: list[tuple[int, Any]] = []
         if self._process is None:
             self._child_end.close()
+            self._connection.close()
         else:
-            errors = self._last_words(deadline)
-            self._force_out(deadline)
-            self._process.close()
-        self._connection.close()
+            try:
+                errors = self._last_words(deadline)
+            finally:
+                self._force_out(deadline)
+                self._process.close()
+                self._connection.close()
         return errors
 
     def ask_to_close(self) -> None:
@@ -211,7 +217,7 @@ class ProcessWorker(Worker):
 
     def _last_words(self, deadline: Deadline) -> list[tuple[int, Any]]:
         """What its envs raised in close. A worker that is dead or stuck has none."""
-        with contextlib.suppress(WorkerDied, StepTimeout, OSError):
+        with contextlib.suppress(Exception):
             while True:
                 message = self.receive(deadline)
                 if isinstance(message, tuple) and message[0] == "closed":

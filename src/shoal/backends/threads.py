@@ -11,10 +11,14 @@ from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
 from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs, close_envs
 from shoal.deadline import Deadline
+from shoal.errors import PoolClosed
 from shoal.remote import PackedError
 from shoal.slab import Slab
 
 __all__ = ["EventBell", "ThreadWorker"]
+
+
+_OVER = object()
 
 
 class EventBell:
@@ -70,7 +74,9 @@ class ThreadWorker(Worker):
         self._attachment.put((slab, config, pool_bell))
 
     def attached(self, deadline: Deadline) -> None:
-        self.receive(deadline)
+        answer = self.receive(deadline)
+        if isinstance(answer, BaseException):
+            raise answer
         self._state = "running"
 
     def use_ringer(self, ring: Any) -> None:
@@ -84,9 +90,13 @@ class ThreadWorker(Worker):
 
     def receive(self, deadline: Deadline) -> Any:
         try:
-            return self._outbox.get(timeout=deadline.left)
+            message = self._outbox.get(timeout=deadline.left)
         except queue.Empty:
             raise self._timed_out(deadline) from None
+        if message is _OVER:
+            self._outbox.put(_OVER)
+            raise PoolClosed("the pool was closed by another thread")
+        return message
 
     def ask_to_close(self) -> None:
         if self._state not in ("closing", "closed"):
@@ -106,6 +116,7 @@ class ThreadWorker(Worker):
             message = self._outbox.get_nowait()
             if isinstance(message, tuple) and len(message) == 2 and message[0] == "closed":
                 errors = message[1]
+        self._outbox.put(_OVER)  # for another thread that may still wait
         return errors
 
     # ---- in the thread ---------------------------------------------------------------------------------------
@@ -122,10 +133,15 @@ class ThreadWorker(Worker):
             close_envs(envs, self.start)
             return
         slab, config, pool_bell = attachment
-        self._stepper = Stepper(
-            slab, self.index, self.start, envs, config, self._outbox.put, self._read_mail, pool_bell, self._bell,
-            same_process=True,
-        )  # fmt: skip
+        try:
+            self._stepper = Stepper(
+                slab, self.index, self.start, envs, config, self._outbox.put, self._read_mail, pool_bell, self._bell,
+                same_process=True,
+            )  # fmt: skip
+        except BaseException as error:
+            close_envs(envs, self.start)
+            self._outbox.put(error)
+            return
         self._outbox.put("attached")
         while not self._leaving:
             self._stepper.wait(-1, config.spin_ns)

@@ -120,7 +120,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         pool = self.pool
         if self._state is not AsyncState.DEFAULT or self._late or pool.closed:
             self._begin("step_async")
-        ready = pool.exchange(actions)
+        try:
+            ready = pool.exchange(actions)
+        except BaseException:
+            self._late = True
+            raise
         infos = self._infos(ready) if ready.infos else {}
         return (*pool.data.take_step(ready), infos)
 
@@ -205,7 +209,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 str(self._state.value),
             )
         if self._late:
-            # The answers to a call that timed out are waited for here and dropped: they must not be taken for new ones.
+            # The answers to a call that timed out or was interrupted are waited for here and dropped: they must not be
+            # taken for new ones.
             self.pool.drop_pending()
             self._late = False
 
@@ -224,6 +229,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise WaitTimeout(message, error.env_ids) from None
         except EnvError:
             self.pool.drop_pending()
+            raise
+        except BaseException:  # an interrupt: what is still under way is dropped by the next call
+            self._late = True
             raise
 
     def _infos(self, ready: Ready) -> dict[str, Any]:

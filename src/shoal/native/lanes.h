@@ -37,6 +37,7 @@ typedef struct {
     Candidate *candidates;
     uint8_t *touched;     /* workers to ring in this post */
     _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
+    PyObject *refusal;
     int has_action;       /* whether actions are one array, described by: */
     Leaf action;
     Py_buffer low, high;  /* its bounds; len 0 for none */
@@ -83,6 +84,7 @@ static void lanes_dealloc(PyObject *object) {
     if (self->low.obj) PyBuffer_Release(&self->low);
     if (self->high.obj) PyBuffer_Release(&self->high);
     Py_XDECREF(self->action.path);
+    Py_XDECREF(self->refusal);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -313,10 +315,25 @@ static PyObject *lanes_heard(PyObject *object, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
-/* enter() -> False when another thread is inside; otherwise others are refused until leave(). */
+/* `with lanes:` keeps other threads out, or raises what `refusal` makes. In C, because Python looks for signals
+ * between the statements of an __enter__ of its own, and an interrupt there would keep everybody out for ever. */
 static PyObject *lanes_enter(PyObject *object, PyObject *ignored) {
     (void)ignored;
-    return PyBool_FromLong(!atomic_exchange(&((Lanes *)object)->in_use, 1));
+    Lanes *self = (Lanes *)object;
+    if (!atomic_exchange(&self->in_use, 1)) Py_RETURN_NONE;
+    PyObject *error = self->refusal ? shoal_call(self->refusal, NULL, 0) : NULL;
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "another thread is inside");
+    Py_XDECREF(error);
+    return NULL;
+}
+
+static PyObject *lanes_refuse_with(PyObject *object, PyObject *refusal) {
+    Lanes *self = (Lanes *)object;
+    Py_INCREF(refusal);
+    Py_XDECREF(self->refusal);
+    self->refusal = refusal;
+    Py_RETURN_NONE;
 }
 
 static PyObject *lanes_leave(PyObject *object, PyObject *ignored) {
@@ -343,8 +360,9 @@ static PyMethodDef lanes_methods[] = {
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"alarm", lanes_alarm, METH_NOARGS, "wake the waiter: something is wrong"},
     {"heard", lanes_heard, METH_NOARGS, "the alarm was dealt with"},
-    {"enter", lanes_enter, METH_NOARGS, "keep other threads out; False when one is inside"},
-    {"leave", lanes_leave, METH_NOARGS, "let other threads in"},
+    {"__enter__", lanes_enter, METH_NOARGS, "keep other threads out"},
+    {"__exit__", lanes_leave, METH_VARARGS, "let other threads in"},
+    {"refuse_with", lanes_refuse_with, METH_O, "a function that makes the error for a second thread"},
     {"ring", lanes_ring, METH_VARARGS, "ring one worker's bell"},
     {NULL, NULL, 0, NULL},
 };

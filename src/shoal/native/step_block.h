@@ -276,10 +276,11 @@ static int block_step_lane(Block *self, int64_t lane) {
 
 static int block_flush(Block *self) {
     if (!self->noted) return 0;
-    self->noted = 0;
     PyObject *result = shoal_call(self->flush, NULL, 0);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
+    if (result == NULL) return -1; /* an interrupt: next time */
+    self->noted = 0;
+    Py_DECREF(result);
+    return 0;
 }
 
 /* run() -> how many lanes were stepped. Raises only what `failed` raises (an interrupt in the caller's process). */

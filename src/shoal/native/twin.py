@@ -65,13 +65,18 @@ class Lanes:
         self._status = slab.array("status")
         self._alarmed = False
         self._in_use = threading.Lock()
+        self._refusal: Callable[[], BaseException] = lambda: RuntimeError("another thread is inside")
 
-    def enter(self) -> bool:
-        """Keep other threads out until `leave`; False when one is inside."""
-        return self._in_use.acquire(blocking=False)
+    def refuse_with(self, refusal: Callable[[], BaseException]) -> None:
+        """A function that makes the error for a second thread."""
+        self._refusal = refusal
 
-    def leave(self) -> None:
-        """Let other threads in."""
+    def __enter__(self) -> None:
+        """Keep other threads out."""
+        if not self._in_use.acquire(blocking=False):
+            raise self._refusal()
+
+    def __exit__(self, *_: object) -> None:
         self._in_use.release()
 
     def use_action(self, leaf: tuple[Any, ...], low: Array, high: Array) -> None:
