@@ -2,7 +2,8 @@
 
 Copies of large observations cost more than all else that Shoal does, so with copy=True a frame of them is lent instead:
 the caller gets a view, and the frame is not written again as long as anybody holds that view or part of it. Whoever
-keeps more of them than there are frames gets copies.
+keeps more of them than there are frames gets copies. One thing shows: a Gymnasium-style masked reset repeats the last
+observations of the envs that it leaves alone, and repeats them as the caller has changed them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -297,10 +297,8 @@ class Scheduler:
         with self._lanes:
             self._check_idle(ids)
             for worker, lanes, rows in self._by_worker(ids):
-                try:
+                with self._talking_to(worker):
                     tickets.append((worker, worker.call(command, lanes, *arguments(rows)), rows))
-                except ShoalError as error:
-                    raise self._on_death(error) from None
         return Call(ids, tickets, [(0, None)] * len(ids))
 
     def finish_call(self, call: Call, deadline: Deadline) -> list[Any]:
@@ -338,10 +336,19 @@ class Scheduler:
         return [(self._crew.workers[w], lanes, rows) for w, (lanes, rows) in groups.items()]
 
     def _tell(self, worker: Worker, *message: Any) -> None:
-        try:
+        with self._talking_to(worker):
             worker.send(*message)
+
+    @contextlib.contextmanager
+    def _talking_to(self, worker: Worker) -> Iterator[None]:
+        try:
+            yield
         except ShoalError as error:
-            raise self._on_death(error) from None
+            raise self._lost(error) from None
+        except BaseException:
+            if worker.torn:  # it waits for the rest of a message, and would never answer again
+                self._on_death(worker.cut())
+            raise
 
     # ---- errors ----------------------------------------------------------------------------------------------
 

@@ -737,3 +737,50 @@ def test_two_pools_side_by_side(backend: str) -> None:
         other.send(zeros(2))
         np.testing.assert_array_equal(other.recv().obs[:, 0], [50, 51])
         np.testing.assert_array_equal(one.recv().obs[:, 0], [0, 1, 2])
+
+
+# ---- corners that a review found -----------------------------------------------------------------------------
+
+
+def test_wait_reset_of_an_idle_env_is_refused(backend: str) -> None:
+    with Pool(CountEnv, 3, backend=backend, num_workers=None if backend == "serial" else 2) as pool:
+        pool.reset(seed=0)
+        pool.async_reset([0])
+        with pytest.raises(shoal.NothingPending, match=r"envs \[1\]"):
+            pool.wait_reset([1], timeout=5)
+        assert pool.wait_reset([0], timeout=20).ids.tolist() == [0]
+
+
+def test_seeds_of_the_pool_are_for_envs_that_are_given_none(backend: str) -> None:
+    with Pool(CountEnv, 3, backend=backend, num_workers=None if backend == "serial" else 2, seed=40) as pool:
+        assert pool.reset(seed=[None, 7, None]).obs[:, 0].tolist() == [40, 7, 42]
+    envs = shoal.make(CountEnv, 3, backend=backend, seed=40)
+    assert envs.reset()[0][:, 0].tolist() == [40, 41, 42]
+    envs.close()
+
+
+def test_a_call_may_be_waited_for_again(gate: Path) -> None:
+    with Pool(partial(GateEnv, gate), 4, backend="processes", num_workers=2) as pool:
+        call = pool.start_call("wait", (), {}, [0, 3])
+        with pytest.raises(shoal.StepTimeout):
+            pool.finish_call(call, timeout=0.1)
+        gate.touch()
+        assert pool.finish_call(call, timeout=20) == ["open", "open"]
+
+
+def test_float_actions_at_their_bound_are_inside_it() -> None:
+    class Env(CountEnv):
+        action_space: Any = gymnasium.spaces.Box(-0.7, 0.7, (2,), np.float32)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.action_space = Env.action_space
+
+        def step(self, action: Any) -> Any:
+            return super().step(0)
+
+    with Pool(Env, 2, backend="serial") as pool:
+        pool.reset()
+        pool.step(np.full((2, 2), 0.7))
+        with pytest.raises(shoal.BadAction):
+            pool.step(np.full((2, 2), 0.71))

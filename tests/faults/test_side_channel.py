@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
+from envs import CountEnv
 
 LARGE = 100_000  # more than a socket takes at once, together with a few others
 
@@ -56,3 +57,29 @@ def test_large_messages_in_both_directions_at_once(backend: Any) -> None:
         assert all(set(info) == {"first"} for info in batch.info.values())
         assert pool.call("kept", env_ids=[15])[0] == {"map": bytes(1_000_000)}
         assert pool.step(np.arange(16)).info[7]["frame"][0] == 7
+
+
+@pytest.mark.parametrize("where", ["sent", "received"])
+def test_an_interrupt_that_cuts_a_message_closes_the_pool(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows would not be understood: nobody waits for it, and the pool says why."""
+    pool = shoal.Pool(CountEnv, 2, backend="processes", num_workers=1)
+    pool.reset(seed=0)
+    name = "_wake" if where == "sent" else "receive"
+    worker_type = type(pool._crew.workers[0])
+    original = getattr(worker_type, name)
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        if where == "received":
+            with self._untorn():
+                raise KeyboardInterrupt
+        original(self, *args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_type, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.call("pid")
+    with pytest.raises(shoal.ShoalError, match="cut by an interrupt"):
+        pool.call("pid", timeout=20)
+    assert pool.closed
+    pool.close()

@@ -87,6 +87,26 @@ def test_errors_travel_beside_values_that_need_care() -> None:
     assert unpack(pack(("closed", [(0, error)]))) == ("closed", [(0, error)])
 
 
+class ShyKey:
+    """A key that refuses to be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("no pickling")
+
+
+class GrumpyKey(Grump):
+    """A key that refuses to be loaded."""
+
+
+@pytest.mark.parametrize("key", [ShyKey(), GrumpyKey()], ids=["pickling", "loading"])
+def test_a_key_that_cannot_be_sent_costs_its_own_env_only(key: Any) -> None:
+    good, bad = Note(0, 1, {"fine": 1}, [], None), Note(1, 1, {key: 1}, [], None)
+    first, second = unpack(pack([good, bad]))
+    assert first == good
+    assert (second.lane, second.sequence, second.info) == (1, 1, {})
+    assert "its info, a dict, cannot be sent" in second.error.summary
+
+
 def test_the_watchful_pickler_knows_a_stranger() -> None:
     for infos, foreign in ((PLAIN, False), (FOREIGN[:4], True)):
         for info in infos:

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.block import Note, Reply, StepperConfig, Summary
 from shoal.deadline import Deadline
-from shoal.errors import StepTimeout
+from shoal.errors import ShoalError, StepTimeout
 from shoal.slab import Slab
 
 __all__ = ["Worker", "split"]
@@ -31,6 +31,7 @@ class Worker(ABC):
     """
 
     isolated = False  # whether the envs live in another process
+    torn = False  # whether an interrupt has cut a message to or from it in two
 
     def __init__(self, index: int, start: int, stop: int):
         self.index, self.start, self.stop = index, start, stop
@@ -90,6 +91,10 @@ class Worker(ABC):
 
     def abandon(self) -> None:  # noqa: B027
         """Let go without waiting: in a forked child, where the worker is not ours."""
+
+    def cut(self) -> ShoalError:
+        """The error for a worker that is torn."""
+        raise NotImplementedError
 
     def call(self, command: str, lanes: Sequence[int], *args: Any) -> int:
         """Send a command that will be replied to; returns the ticket for `reply`."""

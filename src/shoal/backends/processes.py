@@ -47,7 +47,7 @@ class ProcessWorker(Worker):
         self._mail: Any = None
         self._ring: Callable[[int], None] = lambda index: None
         self._state = "starting"
-        self._torn = False  # whether a message was cut off halfway
+        self.torn = False  # set here while a message is on its way, and for good when that was cut off
 
     @property
     def state(self) -> str:
@@ -131,16 +131,20 @@ class ProcessWorker(Worker):
     def _untorn(self) -> Iterator[None]:
         """Around all that reads or writes whole messages: an interrupt cuts one in two, and nothing that follows would
         be understood."""
-        if self._torn:
-            message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
-            raise WorkerDied(message, self.index, self.pid, None, self.env_ids)
-        self._torn = True
+        if self.torn:
+            raise self.cut()
+        self.torn = True
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            self._torn = False
+            self.torn = False
             raise self.death() from None
-        self._torn = False
+        self.torn = False
+
+    def cut(self) -> WorkerDied:
+        """Why nobody can talk to it any more."""
+        message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
+        return WorkerDied(message, self.index, self.pid, None, self.env_ids)
 
     def _wake(self) -> None:
         # The twin's worker sleeps on the channel itself.
