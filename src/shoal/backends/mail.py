@@ -7,6 +7,7 @@ own, and one that does not arrive becomes an error of its env, which says what i
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 from collections.abc import Callable
@@ -52,12 +53,10 @@ def pack(message: Any) -> bytes:
     """Pickle a Reply, a list of Notes or anything of Shoal's own."""
     buffer = io.BytesIO()
     pickler = _Watchful(buffer, pickle.HIGHEST_PROTOCOL)
-    try:
+    with contextlib.suppress(Exception):  # something refuses: what it is turns out below
         pickler.dump(message)
         if not pickler.foreign:
             return buffer.getvalue()
-    except Exception:
-        pass
     if isinstance(message, Reply):
         return dumps(_Careful(Reply(message.ticket, [_seal(value, "its result") for value in message.values])))
     return dumps(_Careful([(note.lane, note.sequence, _seal_note(note)) for note in message]))

@@ -83,21 +83,21 @@ class ProcessWorker(Worker):
         self._assignment = b""
 
     def built(self, deadline: Deadline) -> Summary:
-        answer = self.receive(deadline)
-        if isinstance(answer, tuple):
-            env_id, error = answer
-            raise error.unpack(env_id, self.index)
-        assert isinstance(answer, Summary)
-        return answer
+        summary: Summary = self._what_it_found(deadline)
+        return summary
 
     def probe(self, deadline: Deadline) -> Measurement:
         """Have its first env measured instead of attaching it to a slab."""
         self._send_raw(cloudpickle.dumps(("probe",)))
+        measurement: Measurement = self._what_it_found(deadline)
+        return measurement
+
+    def _what_it_found(self, deadline: Deadline) -> Any:
+        """Its answer while it is being started, or the error of the env that it names instead."""
         answer = self.receive(deadline)
         if isinstance(answer, tuple):
             env_id, error = answer
             raise error.unpack(env_id, self.index)
-        assert isinstance(answer, Measurement)
         return answer
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
