@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ import shoal
 from envs import CountEnv
 
 BACKENDS = ("serial", "threads", "processes", "hybrid")
+
+# A runner in the background ignores Ctrl-C, and what it starts would inherit that; these tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(params=BACKENDS)
