@@ -193,8 +193,8 @@ def test_ctrl_c_while_a_step_hangs(backend: str, twice: bool) -> None:
 def test_ctrl_c_can_be_caught_and_gone_on_from(backend: str) -> None:
     body = """
         pool = pool_of()
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             while True:
                 pool.step(zeros)
         except KeyboardInterrupt:
