@@ -134,10 +134,10 @@ class PlainLoop(Runner):
 
 
 class LoopsInStep(VectorRunner):
-    """Plain loops that meet after each batch: the most that anybody reaches who waits for all envs.
+    """Plain loops that meet after each batch: a yardstick for whoever waits for all envs.
 
     Nothing passes between them but a turn number, and everybody spins. What they lose against loops that never meet
-    is lost to waiting for the slower core, and to envs that are no longer in its cache.
+    is lost to the meeting, and to stepping many envs instead of one.
     """
 
     spins_when_idle = True
