@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo test test-native test-twin lint types bench sanitize clean
+.PHONY: help demo test test-native test-twin lint types faults soak bench sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
 	@echo "make test      set up and run all tests, with the C core and with its Python twin"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
+	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
+	@echo "make soak      $(MINUTES) minutes of random faults under load"
 	@echo "make sanitize  the C core under ASan, UBSan and TSan"
 
 $(VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -45,6 +47,15 @@ test-native: $(VENV)/.ready
 test-twin: $(VENV)/.ready
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q tests/contract tests/native tests/faults
 
+# Every fault again and again: what happens once in a hundred times is a bug as well.
+REPEATS ?= 20
+faults: $(VENV)/.ready
+	SHOAL_REPEATS=$(REPEATS) $(BIN)/python -m pytest -q tests/faults
+
+MINUTES ?= 10
+soak: $(VENV)/.ready
+	$(BIN)/python tests/faults/soak.py --minutes $(MINUTES)
+
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,6 +68,8 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/auto.py
 	$(BENCH_VENV)/bin/python benchmarks/latency_sleep.py
 	$(BENCH_VENV)/bin/python benchmarks/startup.py
+	$(BENCH_VENV)/bin/python benchmarks/supervision.py
+	$(BENCH_VENV)/bin/python benchmarks/faults.py
 
 sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python

@@ -9,9 +9,11 @@ from shoal.errors import *  # noqa: F403
 from shoal.make import make
 from shoal.plan import Plan
 from shoal.pool import Pool
+from shoal.snapshot import Snapshot
 from shoal.stats import PoolStats, WorkerInfo
 
 __all__ = [
-    "Batch", "Plan", "Pool", "PoolStats", "WorkerInfo", "entry_point", "install", "make", "uninstall", *errors.__all__,
+    "Batch", "Plan", "Pool", "PoolStats", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "uninstall",
+    *errors.__all__,
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -7,63 +7,35 @@ that is why results do not depend on the backend.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import Space
 
 from shoal import native
-from shoal.errors import BadEnv, BadObservation
+from shoal.errors import BadEnv, BadObservation, SpaceMismatch
+from shoal.messages import (
+    NO_SEED,
+    RESTART_INFO,
+    STATUS_ERROR,
+    STATUS_NOTE,
+    Note,
+    Order,
+    Reply,
+    StepperConfig,
+    Summary,
+)
 from shoal.native import twin
 from shoal.remote import PackedError, pack_error
-from shoal.slab import Slab
+from shoal.slab import FRAME_FIELDS, Slab
 from shoal.spaces import Kind, Leaf, assemble, flatten, write_observation
+from shoal.state import EnvState, load_env, save_env
 
-__all__ = ["Note", "Reply", "Stepper", "StepperConfig", "Summary", "build_envs", "close_envs"]
-
-STATUS_NOTE, STATUS_ERROR = 1, 2
-
-
-class Note(NamedTuple):
-    """What an answer has beside its fields in the slab. Travels through the side channel."""
-
-    lane: int
-    sequence: int
-    info: dict[str, Any]
-    objects: list[Any]
-    error: PackedError | None
-
-
-class Reply(NamedTuple):
-    """The answer to a command; `values` has one entry per lane, a PackedError where the env raised."""
-
-    ticket: int
-    values: list[Any]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a worker tells about its envs once they are built."""
-
-    spaces: list[tuple[Space[Any], Space[Any]]]  # the different (observation, action) spaces found
-    which: list[int]  # for each env, its place in `spaces`
-    metadata: dict[str, Any]
-    render_mode: str | None
-    spec: Any
-
-
-@dataclass(frozen=True)
-class StepperConfig:
-    """How a pool wants its lanes stepped; the same for every worker."""
-
-    observation_space: Space[Any]
-    action_space: Space[Any]
-    autoreset: str
-    publish_each: bool
-    spin_ns: int
+__all__ = ["Stepper", "build_envs", "close_envs"]
 
 
 @dataclass
@@ -72,6 +44,21 @@ class _LaneReset:
 
     seed: int | None = None
     options: dict[str, Any] | None = None
+
+
+class _NoEnv:
+    """Stands where an env was that could not be rebuilt."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def step(self, action: Any) -> Any:
+        """Say why not."""
+        raise RuntimeError("this env could not be built again")
+
+    def reset(self, **_: Any) -> Any:
+        """Say why not."""
+        raise RuntimeError("this env could not be built again")
 
 
 class BuildError(Exception):
@@ -90,8 +77,7 @@ def build_envs(env_fns: Sequence[Callable[[], Any]], start: int, interrupts: boo
     try:
         for env_fn in env_fns:
             envs.append(env_fn())
-            _check_env(envs[-1])
-            pairs.append((envs[-1].observation_space, envs[-1].action_space))
+            pairs.append(spaces_of(envs[-1]))
         return envs, _summarize(envs[0], pairs)
     except BaseException as error:
         close_envs(envs, start)
@@ -111,6 +97,12 @@ def close_envs(envs: list[Any], start: int) -> list[tuple[int, PackedError]]:
             errors.append((env_id, pack_error(error, "close")))
     envs.clear()
     return errors
+
+
+def spaces_of(env: Any) -> tuple[Space[Any], Space[Any]]:
+    """The env's (observation, action) spaces. Raises BadEnv if it is no env."""
+    _check_env(env)
+    return env.observation_space, env.action_space
 
 
 def _check_env(env: Any) -> None:
@@ -138,6 +130,7 @@ class Stepper:
     """The lanes `start` to `start + len(envs)` of the slab, and the envs behind them.
 
     Args:
+        env_fns: build the envs anew, one each.
         post: takes a list of Notes, or a Reply, to the caller.
         read_mail: handles the commands that lie in the side channel. A request may overtake the command that came
             before it: whoever misses that command reads the mail first.
@@ -151,6 +144,7 @@ class Stepper:
         worker: int,
         start: int,
         envs: list[Any],
+        env_fns: Sequence[Callable[[], Any]],
         config: StepperConfig,
         post: Callable[[Any], None],
         read_mail: Callable[[], None],
@@ -160,27 +154,40 @@ class Stepper:
         interrupts: bool = False,
     ):
         self.envs, self.start, self.worker = envs, start, worker
+        self._env_fns, self._spaces = env_fns, [spaces_of(env) for env in envs]
         self._post, self._read_mail, self._interrupts = post, read_mail, interrupts
         self._own: Callable[[Any], Any] = own_copy if same_process else lambda value: value
         self._during = "step"
-        self._leaves = flatten(config.observation_space)
+        self._observation_space, self._leaves = config.observation_space, flatten(config.observation_space)
         self._action_space, self._action_leaves = config.action_space, flatten(config.action_space)
         self._targets = slab.leaf_arrays("obs", self._leaves)
         self._actions = slab.leaf_arrays("action", self._action_leaves)
         self._has_action_objects = any(leaf.kind is Kind.OBJECT for leaf in self._action_leaves)
         self._action_objects: dict[int, list[Any]] = {}
         self._resets: dict[int, _LaneReset] = {}
+        self._orders: dict[int, Order] = {}
+        self._first_seeds: dict[int, int | None] = {}  # for the next reset of envs that were rebuilt
         self._notes: dict[int, Note] = {}
         self._requested, self._status = slab.array("requested"), slab.array("status")
-        self._terminated, self._truncated = slab.array("terminated"), slab.array("truncated")
+        self._ended, self._stats = slab.array("ended"), slab.array("stats")[worker]
+        self._frame = {name: slab.array(name) for name in FRAME_FIELDS}
+        self._fresh_at = self._requested[start : start + len(envs)].astype(np.int64)  # requests before each was built
+        self._check_nan = config.check_nan
+        self._same_step = config.autoreset == "same_step"
+        self._steps = [env.step for env in envs]
         kind, actions = self._action_source()
         self.core = native.Block(
             slab, worker, start, start + len(envs), native.AUTORESET[config.autoreset], config.publish_each, kind,
-            slab.describe("obs", self._leaves), [env.step for env in envs], actions,
+            self._leaves_for_core(slab), self._steps, actions,
             (self.special, self.finish, self.note, self.store, self.failed, self.flush), pool_bell, bell,
         )  # fmt: skip
         self.run = self.core.run
         self.wait = self.core.wait
+
+    def _leaves_for_core(self, slab: Slab) -> tuple[tuple[Any, ...], ...]:
+        described = slab.describe("obs", self._leaves)
+        # A type that the core does not know, so that it leaves observations to `store`.
+        return tuple((*leaf[:3], "?", *leaf[4:]) for leaf in described) if self._check_nan else described
 
     def _action_source(self) -> tuple[int, Any]:
         leaf = self._action_leaves[0] if len(self._action_leaves) == 1 else None
@@ -193,12 +200,12 @@ class Stepper:
         if self._has_action_objects and lane not in self._action_objects:
             self._read_mail()
         objects = iter(self._action_objects.pop(lane, ()))
-        values = [self._action_leaf(leaf, array, lane, objects) for leaf, array in
+        values = [self._leaf_value(leaf, array, lane, objects) for leaf, array in
                   zip(self._action_leaves, self._actions, strict=True)]  # fmt: skip
         return assemble(self._action_space, values)
 
     @staticmethod
-    def _action_leaf(leaf: Leaf, array: Any, lane: int, objects: Any) -> Any:
+    def _leaf_value(leaf: Leaf, array: Any, lane: int, objects: Any) -> Any:
         if leaf.kind is Kind.OBJECT:
             return next(objects)
         if leaf.kind is Kind.TEXT:
@@ -208,19 +215,86 @@ class Stepper:
     # ---- callbacks of the core -------------------------------------------------------------------------------
 
     def special(self, lane: int, slot: int, op: int) -> None:
-        """A reset, asked for or automatic."""
+        """A reset, asked for or automatic, or a restart."""
+        if op == native.OP_RESTART:
+            self._restart(lane, slot)
+            return
         env = self.envs[lane - self.start]
         self._during = "reset"
         if op == native.OP_RESET:
             if lane not in self._resets:
                 self._read_mail()
             asked = self._resets[lane]
-            observation, info = env.reset(seed=asked.seed, options=asked.options)
+            seed = self._first_seeds.get(lane) if asked.seed is None else asked.seed
+            observation, info = env.reset(seed=seed, options=asked.options)
+        elif lane in self._first_seeds:
+            observation, info = env.reset(seed=self._first_seeds[lane])
         else:
             observation, info = env.reset()
         self.core.begin(lane, slot, observation, info, True)
         self._resets.pop(lane, None)  # only now: an interrupted reset is run again
+        self._first_seeds.pop(lane, None)
         self._during = "step"
+
+    def _restart(self, lane: int, slot: int) -> None:
+        """Go on with a new env where the old one was lost."""
+        self._during = "its constructor"
+        if lane not in self._orders:
+            self._read_mail()
+        order = self._orders[lane]
+        if order.rebuild:
+            self._rebuild(lane - self.start)
+            self._orders[lane] = order._replace(rebuild=False)  # an interrupted restart does not build twice
+        self._during = "reset"
+        if order.begin:
+            observation, info = self.envs[lane - self.start].reset(seed=order.seed, options=order.options)
+            self.core.begin(lane, slot, observation, {**info, RESTART_INFO: order.report}, True)
+        else:
+            self._cut_short(lane, slot, order)
+        if order.begin or self._same_step:
+            self._first_seeds.pop(lane, None)
+        self._orders.pop(lane, None)
+        self._resets.pop(lane, None)
+        self._during = "step"
+
+    def _rebuild(self, index: int) -> None:
+        old, self.envs[index] = self.envs[index], _NoEnv()
+        close_envs([old], self.start + index)
+        env = self._env_fns[index]()
+        if spaces_of(env) != self._spaces[index]:
+            close_envs([env], self.start + index)
+            raise SpaceMismatch("the env that was built anew has other spaces than the one before it")
+        self.replace_env(index, env)
+        self._fresh_at[index] = self._requested[self.start + index]
+
+    def replace_env(self, index: int, env: Any) -> None:
+        """Step another env in this place from now on."""
+        self.envs[index] = env
+        self._steps[index] = env.step  # the core looks here at every step
+
+    def _cut_short(self, lane: int, slot: int, order: Order) -> None:
+        """End the episode of an env that was lost: what the caller has seen last, truncated."""
+        last = (order.last_slot, lane)
+        for array in [*self._targets, *self._frame.values()]:
+            if array is not None:
+                array[slot, lane] = array[last]
+        if self._same_step and (self._frame["terminated"][last] or self._frame["truncated"][last]):
+            # That answer ended one episode and began the one that is lost.
+            self._frame["episode_return"][slot, lane] = self._frame["episode_length"][slot, lane] = 0
+        for name, value in (("reward", 0.0), ("terminated", False), ("truncated", True), ("began", False)):
+            self._frame[name][slot, lane] = value
+        self._status[slot, lane] = 0
+        if self._same_step:
+            objects = iter(order.last_objects)
+            values = [self._leaf_value(leaf, None if array is None else array[order.last_slot], lane, objects)
+                      for leaf, array in zip(self._leaves, self._targets, strict=True)]  # fmt: skip
+            final = {"final_obs": assemble(self._observation_space, values), "final_info": {}}
+            observation, info = self.envs[lane - self.start].reset(seed=order.seed)
+            self.core.begin(lane, slot, observation, {**final, **info, RESTART_INFO: order.report}, False)
+        else:
+            self._ended[lane] = 1
+            self._first_seeds[lane] = order.seed
+            self.note(lane, slot, {RESTART_INFO: order.report})
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
         """The end of an episode under same_step: reset now, and hand the last observation over in the info."""
@@ -236,10 +310,21 @@ class Stepper:
         """Write an observation that is not of exactly the field's type, or has objects in it."""
         try:
             objects = write_observation(self._leaves, self._targets, (slot, lane), observation)
+            if self._check_nan:
+                self._refuse_nan(lane, slot)
         except BadObservation as error:
-            raise BadObservation(f"env {lane}: {error}; its observation_space must say what it returns") from None
+            hint = "" if "check_nan" in str(error) else "; its observation_space must say what it returns"
+            raise BadObservation(f"env {lane}: {error}{hint}") from None
         if objects:
             self._add_note(lane, slot, STATUS_NOTE, objects=self._own(objects))
+
+    def _refuse_nan(self, lane: int, slot: int) -> None:
+        for leaf, target in zip(self._leaves, self._targets, strict=True):
+            if target is not None and target.dtype.kind == "f" and np.isnan(target[slot, lane]).any():
+                where = np.argwhere(np.isnan(np.atleast_1d(target[slot, lane])))[0].tolist()
+                raise BadObservation(f"{leaf.name} is nan at {where}, and check_nan was asked for")
+        if np.isnan(self._frame["reward"][slot, lane]):
+            raise BadObservation("its reward is nan, and check_nan was asked for")
 
     def note(self, lane: int, slot: int, info: dict[str, Any]) -> None:
         """Keep an info for the side channel."""
@@ -251,8 +336,9 @@ class Stepper:
         """An env raised: its lane answers with the error."""
         during, self._during = self._during, "step"
         self._let_through(error)
-        self._terminated[slot, lane] = self._truncated[slot, lane] = False
+        self._frame["terminated"][slot, lane] = self._frame["truncated"][slot, lane] = False
         self._resets.pop(lane, None)
+        self._orders.pop(lane, None)
         self._add_note(lane, slot, STATUS_NOTE | STATUS_ERROR, error=pack_error(error, during))
 
     def _let_through(self, error: BaseException) -> None:
@@ -283,18 +369,23 @@ class Stepper:
         for lane, seed in zip(lanes, seeds, strict=True):
             self._resets[lane] = _LaneReset(seed, options)
 
+    def _on_restart(self, orders: Sequence[Order]) -> None:
+        self._orders.update((order.lane, order) for order in orders)
+
     def _on_actions(self, lanes: Sequence[int], objects: Sequence[list[Any]]) -> None:
         self._action_objects.update(zip(lanes, objects, strict=True))
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
         def call(env: Any, _: int) -> Any:
             value = _get_attribute(env, name)
+            self._fresh_at[:] = -1  # who knows what it does
             return value(*args, **kwargs) if callable(value) else value
 
         self._reply(ticket, lanes, call, f"call of {name!r}")
 
     def _on_set(self, ticket: int, lanes: Sequence[int], name: str, values: Sequence[Any]) -> None:
         def assign(env: Any, i: int) -> None:
+            self._fresh_at[:] = -1
             if hasattr(env, "set_wrapper_attr"):
                 env.set_wrapper_attr(name, values[i])
             else:
@@ -302,14 +393,38 @@ class Stepper:
 
         self._reply(ticket, lanes, assign, f"set_attr of {name!r}")
 
+    def _on_save(self, ticket: int, lanes: Sequence[int]) -> None:
+        def save(env: Any, i: int) -> Any:
+            return save_env(env), self._first_seeds.get(lanes[i], NO_SEED)
+
+        self._reply(ticket, lanes, save, "saving its state")
+
+    def _on_load(self, ticket: int, lanes: Sequence[int], saved: Sequence[tuple[EnvState, Any]]) -> None:
+        def load(env: Any, i: int) -> None:
+            state, first_seed = saved[i]
+            index = lanes[i] - self.start
+            if self._fresh_at[index] != self._requested[lanes[i]]:
+                self._rebuild(index)  # a state is put into an env that has none yet
+                env = self.envs[index]
+            self.replace_env(index, load_env(state, env))
+            self._fresh_at[index] = -1
+            self._first_seeds.pop(lanes[i], None)
+            if first_seed != NO_SEED:
+                self._first_seeds[lanes[i]] = first_seed
+
+        self._reply(ticket, lanes, load, "loading its state")
+
     def _reply(self, ticket: int, lanes: Sequence[int], act: Callable[[Any, int], Any], during: str) -> None:
         values = []
         for i, lane in enumerate(lanes):
+            # Below 0: not stepping, but busy with this env all the same.
+            self._stats[native.STAT_SINCE_NS], self._stats[native.STAT_AT] = time.monotonic_ns(), -lane - 1
             try:
                 values.append(act(self.envs[lane - self.start], i))
             except BaseException as error:
                 self._let_through(error)
                 values.append(pack_error(error, during))
+        self._stats[native.STAT_AT] = 0
         self._post(Reply(ticket, values))
 
     def close(self) -> list[tuple[int, PackedError]]:

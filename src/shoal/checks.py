@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from shoal.errors import BadAction
 
-__all__ = ["Ids", "Seed", "check_choice", "check_ids", "spread_seed", "whole_number"]
+__all__ = ["Ids", "Seed", "check_choice", "check_ids", "positive_number", "spread_seed", "whole_number"]
 
 Ids = npt.NDArray[np.int64]
 Seed = int | Sequence[int | None] | npt.NDArray[Any] | None
@@ -27,6 +27,13 @@ def whole_number(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:
         raise ValueError(f"{name}: expected a whole number from {low} to {high}, found {value!r}")
     return int(value)
+
+
+def positive_number(name: str, value: Any) -> float:
+    """The value as a float. Raises ValueError unless it is a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not value > 0:
+        raise ValueError(f"{name}: expected a number above 0, or None, found {value!r}")
+    return float(value)
 
 
 def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:

@@ -1,9 +1,11 @@
-"""The workers of one pool as a whole: hired together, given one slab, dismissed together."""
+"""The workers of one pool as a whole: hired together, given one slab, replaced one by one, dismissed together."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,13 @@ from shoal.backends.base import Worker, split
 from shoal.backends.inline import InlineWorker, SilentBell
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
 from shoal.backends.threads import EventBell, ThreadWorker
-from shoal.block import StepperConfig, Summary
 from shoal.deadline import Deadline
-from shoal.errors import StartError
+from shoal.errors import ShoalError, SpaceMismatch, StartError
+from shoal.messages import StepperConfig, Summary
+from shoal.remote import PackedError
 from shoal.slab import Slab
 
-__all__ = ["BACKENDS", "Crew"]
+__all__ = ["BACKENDS", "Crew", "Repair"]
 
 BACKENDS = ("serial", "threads", "processes", "hybrid")
 
@@ -30,37 +33,52 @@ class Crew:
         env_fns: one per env.
         backend: one of BACKENDS.
         count: how many workers; under hybrid the caller is one of them.
+        start_timeout: seconds until a worker that is hired later must have built its envs.
     """
 
-    def __init__(self, env_fns: Sequence[EnvFn], backend: str, count: int, start_method: str):
+    def __init__(
+        self,
+        env_fns: Sequence[EnvFn],
+        backend: str,
+        count: int,
+        start_method: str,
+        start_timeout: float | None = None,
+    ):
         self.blocks = split(len(env_fns), count)
-        self._backend = backend
+        self._backend, self._start_method, self._start_timeout = backend, start_method, start_timeout
         self.workers: list[Worker] = []
+        self.processes: list[ProcessWorker] = []
+        self.repairs: dict[int, Repair] = {}
         self._supervisor: Supervisor | None = None
         self._pool_bell: Any = SilentBell()
+        self._bells: list[Any] = []
+        self._summaries: dict[int, Summary] = {}
+        self._pickled: list[bytes] = []
+        self._registry: bytes | None = None
         try:
-            self._hire(env_fns, start_method)
+            self._hire(env_fns)
         except OSError as error:
             self.dismiss(Deadline.after(0))
             raise StartError(f"could not make channels to {count} workers: {error}; use fewer workers") from error
-        self.processes = [worker for worker in self.workers if isinstance(worker, ProcessWorker)]
         self.inline = next((worker for worker in self.workers if isinstance(worker, InlineWorker)), None)
 
-    def _hire(self, env_fns: Sequence[EnvFn], start_method: str) -> None:
-        pickled: list[bytes] = []
-        registry = None
+    def _hire(self, env_fns: Sequence[EnvFn]) -> None:
         if self._backend in ("processes", "hybrid"):
             own = self.blocks[0][1] if self._backend == "hybrid" else 0
-            pickled = [b""] * own + pickle_env_fns(env_fns[own:], own)
-            registry = registry_additions()
+            self._pickled = [b""] * own + pickle_env_fns(env_fns[own:], own)
+            self._registry = registry_additions()
         for index, (start, stop) in enumerate(self.blocks):
             if self._backend == "threads":
-                worker: Worker = ThreadWorker(index, start, stop, env_fns[start:stop])
+                self.workers.append(ThreadWorker(index, start, stop, env_fns[start:stop]))
             elif self._backend == "serial" or (self._backend == "hybrid" and index == 0):
-                worker = InlineWorker(index, start, stop, env_fns[start:stop])
+                self.workers.append(InlineWorker(index, start, stop, env_fns[start:stop]))
             else:
-                worker = ProcessWorker(index, start, stop, pickled[start:stop], registry, start_method)
-            self.workers.append(worker)
+                self.processes.append(self._new_process(index))
+                self.workers.append(self.processes[-1])
+
+    def _new_process(self, index: int) -> ProcessWorker:
+        start, stop = self.blocks[index]
+        return ProcessWorker(index, start, stop, self._pickled[start:stop], self._registry, self._start_method)
 
     @property
     def shared(self) -> bool:
@@ -74,7 +92,7 @@ class Crew:
                 self._launch(worker)
             # The caller's own block last, while the others build theirs.
             order = sorted(self.workers, key=lambda worker: worker is self.inline)
-            summaries = {worker.index: worker.built(deadline) for worker in order}
+            self._summaries = {worker.index: worker.built(deadline) for worker in order}
         except OSError as error:
             if hasattr(error, "env_id"):
                 raise  # the env's own
@@ -82,7 +100,7 @@ class Crew:
                 f"could not start {len(self.workers)} workers: {error}; use fewer workers, or raise the limit "
                 "that it names"
             ) from error
-        return [summaries[worker.index] for worker in self.workers]
+        return [self._summaries[worker.index] for worker in self.workers]
 
     def _launch(self, worker: Worker) -> None:
         if isinstance(worker, ProcessWorker):
@@ -93,6 +111,7 @@ class Crew:
 
     def attach(self, slab: Slab, config: StepperConfig, deadline: Deadline) -> None:
         """Give the slab to everybody; afterwards they wait for requests."""
+        self._slab, self._config = slab, config
         if self.processes:
             self._pool_bell = PipesBell(self.processes)
         elif self._backend == "threads":
@@ -101,31 +120,106 @@ class Crew:
             worker.attach(slab, config, self._pool_bell)
         for worker in self.workers:
             worker.attached(deadline)
+        self._bells = [worker.bell for worker in self.workers]
 
     def bells(self) -> tuple[list[Any], Any]:
         """What the twin rings (one per worker) and sleeps on."""
-        return [worker.bell for worker in self.workers], self._pool_bell
+        return self._bells, self._pool_bell
 
     def watch(self, ring: Callable[[int], None], cry: Callable[[], None]) -> None:
         """Begin to watch over the processes. `ring` wakes a worker, `cry` the pool."""
+        self._ring, self._cry = ring, cry
         for worker in self.workers:
             if isinstance(worker, ProcessWorker | ThreadWorker):
                 worker.use_ringer(ring)
         if self.processes:
             self._supervisor = Supervisor(self.processes, cry)
 
-    @property
-    def dead(self) -> list[ProcessWorker]:
-        """Processes that ended without being asked to."""
-        return [] if self._supervisor is None else list(self._supervisor.dead)
-
     def owner_of_lanes(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Int32 [lanes]: the worker of each lane."""
         sizes = [stop - start for start, stop in self.blocks]
         return np.repeat(np.arange(len(self.blocks), dtype=np.int32), sizes)
 
+    # ---- replacing one -----------------------------------------------------------------------------------------
+
+    def take_dead(self) -> list[ProcessWorker]:
+        """Processes that ended without being asked to, each once."""
+        return [] if self._supervisor is None else self._supervisor.take_dead()
+
+    def is_away(self, index: int) -> bool:
+        """Whether this worker is being replaced, and hears nothing."""
+        return index in self.repairs
+
+    def replace(self, old: Worker, delay: float, states: Mapping[int, Any] | None = None) -> None:
+        """Begin to hire somebody for the block of a worker that is gone; cries when done, see `finished`.
+
+        Args:
+            delay: seconds to wait before.
+            states: the saved states of envs that shall go on as they were.
+        """
+        self._take_off(old)
+        start = functools.partial(self._start_again, old, states or {})
+        self.repairs[old.index] = Repair(old, delay, start, self._cry)
+
+    def retire(self, old: ProcessWorker, deadline: Deadline, states: Mapping[int, Any]) -> None:
+        """Ask a worker to leave, and begin to replace it."""
+        self._take_off(old)
+        old.close(deadline)
+        self.replace(old, 0.0, states)
+
+    def _take_off(self, old: Worker) -> None:
+        if isinstance(old, ProcessWorker):
+            if self._supervisor is not None:
+                self._supervisor.forget(old)
+            if old in self.processes:
+                self.processes.remove(old)
+        self._bells[old.index] = SilentBell()
+
+    def _start_again(self, old: Worker, states: Mapping[int, Any], repair: Repair) -> None:
+        """In the repair's thread: a new worker for the block, ready to step."""
+        index = old.index
+        deadline = Deadline.after(self._start_timeout)
+        worker = repair.worker = self._new_process(index)
+        self._launch(worker)
+        summary = worker.built(deadline)
+        if _spaces(summary) != _spaces(self._summaries[index]):
+            raise SpaceMismatch(f"the envs of worker {index} have other spaces than before its restart")
+        # Nobody else writes there now: the old worker is gone, and lanes are not sent to while it is away.
+        for field in ("worker_bells", "mail"):
+            self._slab.array(field)[index] = 0
+        self._slab.array("stats")[index, 3:] = 0
+        worker.attach(self._slab, self._config, self._pool_bell)
+        worker.attached(deadline)
+        worker.use_ringer(self._ring)
+        worker.inherit(old)
+        if states:
+            for value in worker.reply(worker.call("load", list(states), list(states.values())), deadline):
+                if isinstance(value, PackedError):
+                    raise StartError(f"worker {index}: an env could not be moved: {value.summary}")
+
+    def finished(self) -> list[Repair]:
+        """The repairs that have ended since the last look; those that succeeded are at work."""
+        ended = [repair for repair in self.repairs.values() if repair.over]
+        for repair in ended:
+            index = repair.old.index
+            repair.wait(None)
+            del self.repairs[index]
+            worker = repair.worker
+            if repair.error is None and worker is not None:
+                self.workers[index] = worker
+                self.processes.append(worker)
+                self._bells[index] = worker.bell
+                if self._supervisor is not None:
+                    self._supervisor.watch(worker)
+        return ended
+
+    # ---- end ---------------------------------------------------------------------------------------------------
+
     def dismiss(self, deadline: Deadline) -> list[tuple[int, Any]]:
         """Close all envs and end all workers; the errors of envs' close, by env id."""
+        for repair in self.repairs.values():
+            repair.cancel()
+        self.repairs.clear()
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None
@@ -142,3 +236,58 @@ class Crew:
         """In a forked child: give up the descriptors, leave the workers to the process that owns them."""
         for worker in self.workers:
             worker.abandon()
+
+
+class Repair:
+    """A thread that hires one worker, so that nobody waits for it who need not."""
+
+    def __init__(
+        self,
+        old: Worker,
+        delay: float,
+        start: Callable[[Repair], None],
+        cry: Callable[[], None],
+    ):
+        self.old = old
+        self.worker: ProcessWorker | None = None
+        self.error: ShoalError | None = None
+        self.over = False
+        self._delay, self._start, self._cry = delay, start, cry
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"shoal-repair-{old.index}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if not self._cancelled.wait(self._delay):
+                self._start(self)
+        except ShoalError as error:
+            self._undo(error)
+        except Exception as error:
+            self._undo(StartError(f"worker {self.old.index} could not be started again: {error}"))
+        self.over = True
+        self._cry()
+
+    def _undo(self, error: ShoalError) -> None:
+        self.error = error
+        if self.worker is not None:
+            self.worker.close(Deadline.after(0))
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it is over by then."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Stop it, whatever it has come to, and leave nothing behind."""
+        self._cancelled.set()
+        while self._thread.is_alive():
+            if self.worker is not None:
+                self.worker.condemn("was ended because the pool is being closed")
+            self._thread.join(0.05)
+        if self.worker is not None:
+            self.worker.close(Deadline.after(1.0))
+
+
+def _spaces(summary: Summary) -> list[Any]:
+    return [summary.spaces[which] for which in summary.which]

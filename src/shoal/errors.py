@@ -3,6 +3,7 @@
 ShoalError
 ├── EnvError            an env raised; also an instance of the env's own exception type
 ├── WorkerDied          a worker process is gone
+├── CannotSnapshot      an env whose state cannot be saved, or a snapshot that does not fit
 ├── StepTimeout         a deadline passed (also a TimeoutError)
 ├── BadAction           wrong number, shape, type or range of actions, or wrong env ids (also a ValueError)
 ├── BadObservation      an env's observation does not fit its own space (also a ValueError)
@@ -16,6 +17,8 @@ ShoalError
 ├── ResetNeeded         a step for an env whose episode is over, or that was never reset
 ├── WrongProcess        use in a forked child of the process that made the pool
 └── ConcurrentUse       two threads used one pool at the same time
+
+And a warning, SlowEnvWarning: somebody has waited for ten seconds without a limit.
 
 A message says what happened, in which env, what was expected, what was found, and what to do next.
 """
@@ -35,12 +38,14 @@ __all__ = [
     "BadEnv",
     "BadObservation",
     "CallPending",
+    "CannotSnapshot",
     "ConcurrentUse",
     "EnvError",
     "NothingPending",
     "PoolClosed",
     "ResetNeeded",
     "ShoalError",
+    "SlowEnvWarning",
     "SpaceMismatch",
     "StartError",
     "StepTimeout",
@@ -92,17 +97,42 @@ class WorkerDied(ShoalError):
         pid: its process id.
         exitcode: as in multiprocessing: negative for a signal. None when not known.
         env_ids: the envs that were lost with it.
+        env_id: the one that it was running, None where it was running none.
+        memory: its resident memory in bytes when that was last looked at, None when it never was.
+        dump: the Python stack at a crash, as faulthandler has written it, "" for none.
     """
 
-    def __init__(self, message: str, worker: int, pid: int | None, exitcode: int | None, env_ids: Sequence[int]):
+    def __init__(
+        self,
+        message: str,
+        worker: int,
+        pid: int | None,
+        exitcode: int | None,
+        env_ids: Sequence[int],
+        env_id: int | None = None,
+        memory: int | None = None,
+        dump: str = "",
+    ):
         super().__init__(message)
-        self.worker = worker
-        self.pid = pid
-        self.exitcode = exitcode
-        self.env_ids = list(env_ids)
+        self.worker, self.pid, self.exitcode, self.env_ids = worker, pid, exitcode, list(env_ids)
+        self.env_id, self.memory, self.dump = env_id, memory, dump
 
     def __reduce__(self) -> Any:
-        return WorkerDied, (self.args[0], self.worker, self.pid, self.exitcode, self.env_ids)
+        return WorkerDied, (
+            self.args[0], self.worker, self.pid, self.exitcode, self.env_ids, self.env_id, self.memory, self.dump,
+        )  # fmt: skip
+
+
+class CannotSnapshot(ShoalError, TypeError):
+    """The state of some envs cannot be saved, or a snapshot does not fit this pool. `env_ids` are those envs."""
+
+    def __init__(self, message: str, env_ids: Sequence[int] = ()):
+        super().__init__(message)
+        self.env_ids = list(env_ids)
+
+
+class SlowEnvWarning(RuntimeWarning):
+    """A wait without a limit takes long."""
 
 
 class StepTimeout(ShoalError, TimeoutError):
@@ -170,6 +200,7 @@ def env_error(
     during: str,
     summary: str,
     remote_traceback: str,
+    hint: str = "",
 ) -> EnvError:
     """Make an EnvError that `except TheEnvsOwnType` catches as well.
 
@@ -177,11 +208,12 @@ def env_error(
         original_type: type of the env's exception, None where it could not be brought here.
         original: the exception itself, None where it could not be brought here.
         summary: its last line, such as "ValueError: bad joint".
+        hint: what else is to be said, such as that it happens all the time.
     """
     error = _both(original_type)
     if original is not None:
         _copy_attributes(original, error)
-    text = f"env {env_id} raised in {during} (worker {worker}): {summary}\n\n{remote_traceback.rstrip()}"
+    text = f"env {env_id} raised in {during} (worker {worker}): {summary}{hint}\n\n{remote_traceback.rstrip()}"
     # Into the dict itself: the env's type may have a __setattr__ of its own.
     vars(error).update(
         env_id=env_id, worker=worker, during=during, remote_traceback=remote_traceback, original=original, _text=text

@@ -9,7 +9,7 @@ observations of the envs that it leaves alone, and repeats them as the caller ha
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,13 +58,14 @@ class Frames:
     Args:
         space: the observation space of one env.
         copy: whether all arrays that are handed out are the caller's own.
+        lends: whether such arrays are lent frames rather than copies.
+        spare: how many frames must be left, beside the one that is lent, which nobody holds.
     """
 
-    def __init__(self, slab: Slab, space: Space[Any], copy: bool):
-        self._space, self._copy = space, copy
+    def __init__(self, slab: Slab, space: Space[Any], copy: bool, lends: bool, spare: int = 1):
+        self._space, self._copy, self.lends, self._spare = space, copy, lends, spare
         self._leaves = flatten(space)
         self._count, frames = slab.layout.lanes, slab.layout.frames
-        self.lends = copy and frames > 1
         self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
         self._slot = slab.array("slot")
         self._fields = {name: slab.array(name) for name in FIELDS}
@@ -132,7 +133,7 @@ class Frames:
     def _lend(self, slot: int) -> Any:
         """The observations of a whole frame, the caller's own for as long as it likes."""
         arrays = [array[slot] for array in self._obs if array is not None]
-        if self.free_slot(besides=slot) is None:
+        if len(self._free_slots({slot})) < self._spare:
             own = [array.copy() for array in arrays]
         else:
             # Not views of an array, whose own views would hold that array instead: views of a memoryview.
@@ -140,14 +141,14 @@ class Frames:
             self._lent[slot] += [weakref.ref(array) for array in own]
         return assemble(self._space, own)
 
-    def free_slot(self, besides: int = -1) -> int | None:
+    def free_slot(self, besides: Collection[int] = ()) -> int | None:
         """A frame that nobody holds any more."""
-        for slot, lent in enumerate(self._lent):
-            if slot != besides:
-                lent[:] = [ref for ref in lent if ref() is not None]
-                if not lent:
-                    return slot
-        return None
+        return next(iter(self._free_slots(besides)), None)
+
+    def _free_slots(self, besides: Collection[int]) -> list[int]:
+        for lent in self._lent:
+            lent[:] = [ref for ref in lent if ref() is not None]
+        return [slot for slot, lent in enumerate(self._lent) if not lent and slot not in besides]
 
     def _take_leaf(self, index: int, ready: Ready) -> Any:
         ids, first, slot, _ = ready
@@ -168,6 +169,14 @@ class Frames:
         slots = self._slot[ids]
         result: npt.NDArray[np.bool_] = self._fields["terminated"][slots, ids] | self._fields["truncated"][slots, ids]
         return result
+
+    def ended_in(self, slot: int, lane: int) -> bool:
+        """Whether a lane's answer in this frame ended an episode."""
+        return bool(self._fields["terminated"][slot, lane] or self._fields["truncated"][slot, lane])
+
+    def objects_of(self, lane: int) -> list[Any]:
+        """What `keep_objects` was last told of a lane."""
+        return [kept[lane] for leaf, kept in zip(self._leaves, self._objects, strict=True) if leaf.kind is Kind.OBJECT]
 
     def keep_objects(self, lane: int, objects: list[Any]) -> None:
         """Note the parts of a lane's observation that have no array."""

@@ -18,18 +18,22 @@ from shoal import native
 from shoal.adapters.gymnasium import as_env_fns
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
-from shoal.block import StepperConfig
-from shoal.checks import Ids, Seed, check_choice, check_ids, spread_seed, whole_number
+from shoal.checks import Ids, Seed, check_choice, check_ids, positive_number, spread_seed, whole_number
 from shoal.crew import BACKENDS, Crew
 from shoal.deadline import NEVER, Deadline
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, StepTimeout, WrongProcess
+from shoal.errors import BadCall, CannotSnapshot, EnvError, PoolClosed, ShoalError, WrongProcess
 from shoal.frames import Frames, Ready, frames_to_lend
+from shoal.healing import HealthPolicy
+from shoal.messages import StepperConfig
 from shoal.plan import Plan, make_plan, spin_times
-from shoal.scheduler import Call, Scheduler
+from shoal.remote import PackedError
+from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
+from shoal.snapshot import Snapshot, notes_of, read_fields, write_fields
 from shoal.spaces import flatten
 from shoal.specs import EnvSpecs, agree
 from shoal.stats import PoolStats, WorkerInfo
+from shoal.switchboard import Call
 
 __all__ = ["Pool"]
 
@@ -54,9 +58,19 @@ class Pool:
         order: "ready" (the first lanes that are done) or "fifo" (strictly in the order in which they were sent).
         seed: for the first reset of each env, where that is given none.
         isolate: never run an env in the caller's process, whatever "auto" thinks.
+        on_error: "raise", or "restart": an env that raised, died with its worker or took too long is built anew, with a
+            seed derived from its own and the number of its restarts. Its lane is reported once as truncated, with
+            `info["shoal_restart"]`, and so are the others of its worker, if that died.
+        max_restarts, restart_window: how many restarts one env (or one worker, where no env is to blame) may cause in
+            so many seconds; then the error is raised all the same. They follow each other at growing intervals.
+        step_timeout: seconds that one env may take for a step or a reset. It is not for envs in the caller's own
+            process, so not for serial and hybrid; threads cannot be ended, and raise StepTimeout in any case.
+        recycle_after: bytes that a worker process may grow by; then it is replaced when one of its episodes ends. Its
+            other envs move with their state where that can be saved, and are reported as truncated where not.
         observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
             or a pair (batched space, single space).
         check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
+        check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
         start_method: "forkserver" (default), "spawn" or "fork".
         start_timeout: seconds until the envs must be built.
         env_kwargs: keyword arguments for the env's constructor.
@@ -76,8 +90,14 @@ class Pool:
         order: Literal["ready", "fifo"] = "ready",
         seed: Seed = None,
         isolate: bool = False,
+        on_error: Literal["raise", "restart"] = "raise",
+        max_restarts: int = 10,
+        restart_window: float = 600.0,
+        step_timeout: float | None = None,
+        recycle_after: int | None = None,
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
         check_actions: Literal["all", "discrete"] = "all",
+        check_nan: bool = False,
         start_method: str | None = None,
         start_timeout: float | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
@@ -87,6 +107,7 @@ class Pool:
         check_choice("autoreset", autoreset, tuple(native.AUTORESET))
         check_choice("order", order, ("ready", "fifo"))
         check_choice("check_actions", check_actions, ("all", "discrete"))
+        check_choice("on_error", on_error, ("raise", "restart"))
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
         env_fns = as_env_fns(env, num_envs, env_kwargs)
@@ -96,13 +117,31 @@ class Pool:
         )
         self.frames = whole_number("frames", frames, 2, 255)
         self.autoreset, self.order, self.copy = autoreset, order, bool(copy)
-        self._check_boxes = check_actions == "all"
+        self._check_boxes, self._check_nan = check_actions == "all", bool(check_nan)
         self._first_seeds = spread_seed(seed, np.arange(self.num_envs))
+        self.on_error = on_error
+        self.step_timeout = None if step_timeout is None else positive_number("step_timeout", step_timeout)
+        self._policy = HealthPolicy(
+            autoreset == "same_step",
+            on_error == "restart",
+            whole_number("max_restarts", max_restarts, 1, 10**9),
+            positive_number("restart_window", restart_window),
+            None if recycle_after is None else whole_number("recycle_after", recycle_after, 1, 2**62),
+        )
+        if step_timeout is not None and backend in ("serial", "hybrid"):
+            raise ValueError(
+                f'step_timeout: backend="{backend}" steps envs in this very thread, which cannot be timed out; use '
+                '"processes" or "threads"'
+            )
+        if recycle_after is not None and backend in ("serial", "threads"):
+            raise ValueError(f'recycle_after is for worker processes, and backend="{backend}" has none')
+        # Who wants to survive the envs' deaths must not live with them.
+        isolate = isolate or (backend == "auto" and (self._policy.replaces or step_timeout is not None))
         deadline = Deadline.after(start_timeout)
         self.plan: Plan = make_plan(
             env_fns, backend, num_workers, self.batch_size, isolate, self._start_method, deadline
         )
-        self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method)
+        self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
         try:
             self.specs: EnvSpecs = self._start(observation_mode, deadline)
         except BaseException:
@@ -118,20 +157,26 @@ class Pool:
     def _start(self, observation_mode: Any, deadline: Deadline) -> EnvSpecs:
         specs = agree(self._crew.build(deadline), self.num_envs, observation_mode)
         obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
+        lend = False
         if self.copy:
             self.frames = frames_to_lend(obs_leaves, self.num_envs, self.autoreset)
+            lend = self.frames > 1
+            if self._policy.replaces:
+                self.frames += 1  # what the caller has seen last must outlive a torn write
         layout = Layout.plan(obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers))
         self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)
         config = StepperConfig(
             specs.single_observation_space, specs.single_action_space, self.autoreset,
-            self.batch_size < self.num_envs, spin_workers,
+            self.batch_size < self.num_envs, spin_workers, self._check_nan,
         )  # fmt: skip
         self._crew.attach(self._slab, config, deadline)
-        self.data = Frames(self._slab, specs.single_observation_space, self.copy)
+        self.data = Frames(
+            self._slab, specs.single_observation_space, self.copy, lend, spare=2 if self._policy.replaces else 1
+        )
         self._scheduler = Scheduler(
             self._slab, self._crew, self.data, action_leaves, self._check_boxes, self.autoreset == "disabled",
-            self.order == "fifo", spin_pool, self._break,
+            self.order == "fifo", spin_pool, self.step_timeout, self._policy, self._break,
         )  # fmt: skip
         self._began_ns = time.monotonic_ns()
         return specs
@@ -213,10 +258,11 @@ class Pool:
 
         Raises:
             NothingPending: fewer envs than that were sent to.
-            StepTimeout: they were not done in `timeout` seconds; recv may be called again.
+            StepTimeout: they were not done in `timeout` seconds, or one took longer than `step_timeout`; recv may be
+                called again.
             EnvError: an env raised; the others of the batch come with the next recv (which, for a full batch, waits
                 for the env to be reset and sent to as well).
-            WorkerDied: a worker is gone; the pool is closed.
+            WorkerDied: a worker is gone; the pool is closed (with on_error="restart": its budget is spent).
         """
         return self.data.batch(self.wait(timeout))
 
@@ -256,7 +302,7 @@ class Pool:
         try:
             return self.data.batch(self._scheduler.wait_for(np.sort(ids), deadline))
         except EnvError:
-            with contextlib.suppress(StepTimeout):
+            with contextlib.suppress(ShoalError):  # the env's own error is what matters
                 self._scheduler.drop(ids, deadline)
             raise
 
@@ -296,9 +342,11 @@ class Pool:
         Raises:
             EnvError: with the env's own exception type, AttributeError included; the pool goes on.
             CallPending: one of the envs is still busy with a step.
+            WorkerDied: the worker died over it. With on_error="restart" the pool goes on, and the envs' next step
+                tells of their restart.
         """
         deadline = Deadline.after(timeout)
-        return self._scheduler.finish_call(self.start_call(name, args, kwargs, env_ids), deadline)
+        return self._scheduler.board.finish(self.start_call(name, args, kwargs, env_ids, deadline), deadline)
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """An attribute of each env, through its wrappers."""
@@ -312,23 +360,23 @@ class Pool:
         if len(each) != len(ids):
             raise BadCall(f"set_attr: expected {len(ids)} values, one per env, found {len(each)}")
         call = self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows]))
-        self._scheduler.finish_call(call, NEVER)
+        self._scheduler.board.finish(call, NEVER)
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """A frame of each env, as its render mode says."""
         return self.call("render", env_ids=env_ids)
 
-    def start_call(self, name: str, args: Any, kwargs: Any, env_ids: Any = None) -> Call:
+    def start_call(self, name: str, args: Any, kwargs: Any, env_ids: Any = None, deadline: Deadline = NEVER) -> Call:
         """The first half of `call`: starts it and returns what `finish_call` needs."""
         if not isinstance(name, str) or name in _RESERVED:
             raise BadCall(f"call of {name!r}: expected the name of a method; use the pool's own {name} instead")
         self._check_usable()
-        return self._scheduler.start_call(self._ids(env_ids), "call", lambda rows: (name, args, kwargs))
+        return self._scheduler.start_call(self._ids(env_ids), "call", lambda rows: (name, args, kwargs), deadline)
 
     def finish_call(self, call: Call, timeout: float | None = None) -> list[Any]:
         """The second half of `call`: waits for the results."""
         self._check_usable()
-        return self._scheduler.finish_call(call, Deadline.after(timeout))
+        return self._scheduler.board.finish(call, Deadline.after(timeout))
 
     def _check_usable(self) -> None:
         if self._fault is not None:
@@ -336,6 +384,89 @@ class Pool:
 
     def _ids(self, env_ids: Any) -> Ids:
         return np.arange(self.num_envs) if env_ids is None else check_ids(env_ids, self.num_envs)
+
+    # ---- snapshots -------------------------------------------------------------------------------------------
+
+    def snapshot(self, path: str | os.PathLike[str] | None = None, timeout: float | None = None) -> Snapshot:
+        """The state of all envs, random generators included, and of the pool; `restore` goes on from there.
+
+        Envs are saved by their own `get_state()` and `set_state(state)`, by their attributes, or by pickling them.
+        Steps that are under way are waited for first; their results stay to be received, here and after a restore.
+
+        Args:
+            path: a file to write it to as well.
+
+        Raises:
+            CannotSnapshot: naming the envs that cannot be saved, and why.
+        """
+        self._check_usable()
+        deadline = Deadline.after(timeout)
+        notes = self._scheduler.settle(deadline)
+        ids = np.arange(self.num_envs)
+        saved = self._scheduler.board.command(ids, "save", lambda rows: (), deadline)
+        failed = {env_id: value for env_id, value in enumerate(saved) if isinstance(value, PackedError)}
+        if failed:
+            reasons = "; ".join(f"env {env_id}: {value.summary}" for env_id, value in list(failed.items())[:3])
+            raise CannotSnapshot(f"{len(failed)} of {self.num_envs} envs cannot be saved. {reasons}", list(failed))
+        found = Snapshot(
+            self._about(), saved, read_fields(self._slab, self._obs_fields(), self._slab.array("slot")),
+            [notes[lane].objects if lane in notes else self.data.objects_of(lane) for lane in range(self.num_envs)],
+            {lane: note.info for lane, note in notes.items()},
+            {**self._scheduler.facts(), "first_seeds": list(self._first_seeds)},
+        )  # fmt: skip
+        if path is not None:
+            found.save(path)
+        return found
+
+    def restore(
+        self, snapshot: Snapshot | str | os.PathLike[str], trusted: bool = False, timeout: float | None = None
+    ) -> Batch:
+        """Put a snapshot back, whatever the pool was doing: backend and number of workers may differ from before.
+
+        Args:
+            snapshot: what `snapshot` returned, or the file that it wrote.
+            trusted: whether pickles in a file may be loaded, which runs code.
+
+        Returns:
+            the last answer of every env, so that a policy knows what it has seen. Arrays from before are not valid any
+            more. Results that waited to be received in the snapshot wait again.
+        """
+        self._check_usable()
+        if not isinstance(snapshot, Snapshot):
+            snapshot = Snapshot.load(snapshot, trusted)
+        snapshot.check(self._about())
+        deadline = Deadline.after(timeout)
+        ids = np.arange(self.num_envs)
+        self._scheduler.drop(ids, deadline)
+        loaded = self._scheduler.board.command(
+            ids, "load", lambda rows: ([snapshot.envs[row] for row in rows],), deadline
+        )
+        for env_id, value in enumerate(loaded):
+            if isinstance(value, PackedError):
+                error = value.unpack(env_id, int(self._crew.owner_of_lanes()[env_id]))
+                raise self._break(error)  # half of the envs are elsewhere in time: nothing here can be relied on
+        slot = self.data.free_slot() or 0
+        write_fields(self._slab, snapshot.fields, slot)
+        for lane, objects in enumerate(snapshot.objects):
+            if objects:
+                self.data.keep_objects(lane, objects)
+        facts = dict(snapshot.scheduler)
+        self._first_seeds = list(facts.pop("first_seeds"))
+        notes = notes_of(snapshot.notes, snapshot.objects, self._slab.array("requested"))
+        self._scheduler.resume(facts, notes, slot)
+        return self.data.batch(Ready(ids, 0, slot, {}))
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "num_envs": self.num_envs,
+            "observation space": str(self.single_observation_space),
+            "action space": str(self.single_action_space),
+            "autoreset": self.autoreset,
+            "order": self.order,
+        }
+
+    def _obs_fields(self) -> list[str]:
+        return [name for name in self._slab.layout.fields if name.startswith("obs.")]
 
     # ---- end -------------------------------------------------------------------------------------------------
 

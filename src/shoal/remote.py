@@ -32,7 +32,7 @@ class PackedError:
     traceback: str
     during: str
 
-    def unpack(self, env_id: int, worker: int) -> EnvError:
+    def unpack(self, env_id: int, worker: int, hint: str = "") -> EnvError:
         """The error to raise at the caller's."""
         original = _loads(self.exception)
         original_type = type(original) if original is not None else _loads(self.exception_type)
@@ -44,6 +44,7 @@ class PackedError:
             during=self.during,
             summary=self.summary,
             remote_traceback=self.traceback,
+            hint=hint,
         )
 
 

@@ -7,34 +7,37 @@ enough lanes have answered. What lies in the side channel for them (infos, objec
 from __future__ import annotations
 
 import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from shoal import native
 from shoal.backends.base import Worker
-from shoal.block import STATUS_NOTE, Note
 from shoal.checks import Ids
 from shoal.crew import Crew
 from shoal.deadline import NEVER, Deadline
-from shoal.errors import CallPending, ConcurrentUse, EnvError, NothingPending, ResetNeeded, ShoalError, StepTimeout
+from shoal.errors import (
+    CallPending,
+    CannotSnapshot,
+    ConcurrentUse,
+    EnvError,
+    NothingPending,
+    ResetNeeded,
+    ShoalError,
+    StepTimeout,
+)
 from shoal.frames import Frames, Ready
-from shoal.remote import PackedError
+from shoal.healing import Healer, HealthPolicy, Held
+from shoal.messages import STATUS_NOTE, Note
+from shoal.restarts import Loss
 from shoal.slab import Slab
 from shoal.spaces import Kind, Leaf, read_actions
+from shoal.switchboard import Arguments, Call, Switchboard
+from shoal.vigil import Vigil
 
-__all__ = ["Call", "Scheduler"]
-
-
-class Call(NamedTuple):
-    """A command on its way: its env ids, for each worker its ticket and the rows of `ids` that it answers, and what
-    has come back: (worker, value) for each row."""
-
-    ids: Ids
-    tickets: list[tuple[Worker, int, list[int]]]
-    results: list[tuple[int, Any]]
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
@@ -46,7 +49,9 @@ class Scheduler:
         user_resets: whether envs whose episode is over must be reset by the user before they are stepped.
         fifo: whether lanes are received strictly in the order in which they were sent.
         spin_ns: how long a wait spins before it sleeps.
-        on_death: told of a worker's death; returns the error to raise.
+        step_timeout: seconds that one env may take for a step or a reset.
+        policy: what to do about envs and workers that are lost.
+        on_death: closes the pool after a worker's death; returns the error to raise.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class Scheduler:
         user_resets: bool,
         fifo: bool,
         spin_ns: int,
+        step_timeout: float | None,
+        policy: HealthPolicy,
         on_death: Callable[[ShoalError], ShoalError],
     ):
         self._crew, self._data, self._on_death = crew, data, on_death
@@ -66,7 +73,8 @@ class Scheduler:
         self._count, self._frames = slab.layout.lanes, slab.layout.frames
         self._state = np.zeros(self._count, np.uint8)  # 1 where a request is pending; kept by the core
         self._pending = 0
-        self._queue: deque[int] = deque()  # lanes in the order in which they were sent, for fifo
+        self._sent_at = np.zeros(self._count, np.int64)  # each lane's place in the order of sends, for fifo
+        self._sends = 0
         self._must_reset = np.ones(self._count, np.bool_)
         self._some_must_reset = True
         self._owner = crew.owner_of_lanes()
@@ -78,7 +86,10 @@ class Scheduler:
         self._status, self._slot = slab.array("status"), slab.array("slot")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._lanes.refuse_with(_concurrent)
-        self._over: ShoalError | None = None
+        self._vigil = Vigil(slab, crew, self._owner, step_timeout)
+        self._healer = Healer(slab, crew, data, self._state, self._lanes, policy, on_death)
+        self._replaces = policy.replaces
+        self.board = Switchboard(crew, self._lanes, self._healer, self._vigil, on_death)
         self._prepare_actions(slab, action_leaves, check_boxes)
         crew.watch(self._lanes.ring, self._lanes.alarm)
 
@@ -95,7 +106,8 @@ class Scheduler:
     @property
     def pending(self) -> Ids:
         """The lanes that were sent to and not yet received from."""
-        return np.flatnonzero(self._state)
+        busy = np.flatnonzero(self._state)
+        return np.union1d(busy, list(self._healer.held)).astype(np.int64) if self._healer.held else busy
 
     # ---- requests --------------------------------------------------------------------------------------------
 
@@ -110,23 +122,63 @@ class Scheduler:
             for array, value in zip(self._action_arrays, values, strict=True):
                 if array is not None:
                     array[lanes] = value
-            if self._has_objects:
-                objects = [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
-                for worker, own, rows in self._by_worker(lanes):
-                    self._tell(worker, "actions", own, [[column[row] for column in objects] for row in rows])
+            objects = self._object_columns(values)
+            now = lanes if not self._healer.troubled else self._healer.sort_out(lanes)[0]
+            row_of = {lane: row for row, lane in enumerate(lanes.tolist())} if objects else {}
+            if objects:
+                for worker, own, _ in self.board.by_worker(now):
+                    self.board.tell(
+                        worker, "actions", own, [[column[row_of[lane]] for column in objects] for lane in own]
+                    )
             self._aim(lanes)
-        self._post(ids, native.OP_STEP)
+        self._queue(lanes)
+        if not self._healer.troubled:
+            self._post(ids, native.OP_STEP)
+            return
+        now, later = self._healer.sort_out(lanes)  # again: a worker may just have been found dead
+        for lane in later:
+            own_objects = [column[row_of[lane]] for column in objects] if objects else None
+            self._hold(lane, Held(native.OP_STEP, objects=own_objects))
+        if len(now):
+            self._post(now, native.OP_STEP)
 
-    def reset(self, ids: Ids, seeds: Sequence[int | None], options: dict[str, Any] | None, deadline: Deadline) -> None:
+    def _object_columns(self, values: Sequence[Any]) -> list[Any]:
+        if not self._has_objects:
+            return []
+        return [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
+
+    def reset(self, ids: Ids, seeds: list[int | None], options: dict[str, Any] | None, deadline: Deadline) -> None:
         """Ask lanes for a reset; what they are still busy with is waited for and dropped."""
         self.drop(ids, deadline)
         with self._lanes:
-            for worker, lanes, rows in self._by_worker(ids):
-                self._tell(worker, "reset", lanes, [seeds[row] for row in rows], options)
+            now = ids if not self._healer.troubled else self._healer.sort_out(ids)[0]
+            seed_of = dict(zip(ids.tolist(), seeds, strict=True))
+            for worker, lanes, _ in self.board.by_worker(now):
+                self.board.tell(worker, "reset", lanes, [seed_of[lane] for lane in lanes], options)
             self._aim(ids)
+        self._queue(ids)
+        if self._replaces:
+            self._healer.resets(ids, seeds, options)
         self._must_reset[ids] = False
         self._some_must_reset = bool(self._must_reset.any())
-        self._post(ids, native.OP_RESET)
+        if not self._healer.troubled:
+            self._post(ids, native.OP_RESET)
+            return
+        now, later = self._healer.sort_out(ids)
+        for seed, lane in zip(seeds, ids.tolist(), strict=True):
+            if lane in later:
+                self._hold(lane, Held(native.OP_RESET, seed, options))
+        if len(now):
+            self._post(now, native.OP_RESET)
+
+    def _queue(self, ids: Ids) -> None:
+        if self._fifo:
+            self._sent_at[ids] = np.arange(self._sends, self._sends + len(ids))
+            self._sends += len(ids)
+
+    def _hold(self, lane: int, held: Held) -> None:
+        self._healer.hold(lane, held)
+        self._pending += 1
 
     def _post(self, ids: Ids | None, op: int) -> None:
         code = self._lanes.post(ids, op)
@@ -135,14 +187,15 @@ class Scheduler:
         if code:
             raise self._busy(self._all_ids if ids is None else ids)
         self._pending += self._count if ids is None else len(ids)
-        if self._fifo:
-            self._queue.extend(range(self._count) if ids is None else ids.tolist())
 
     def _aim(self, ids: Any) -> None:
         """Let the next request of these lanes, none of which is busy, write into a frame that nobody holds."""
         if not self._data.lends:
             return
-        slot = self._data.free_slot()
+        seen = set(self._healer.seen_slots(ids)) if self._replaces else set()
+        slot = self._data.free_slot(seen)
+        if slot is None:
+            slot = self._data.free_slot()
         assert slot is not None, "the last free frame is never lent"
         self._slot[ids] = (slot - 1) % self._frames  # the core goes on to the next
 
@@ -150,13 +203,15 @@ class Scheduler:
 
     def exchange(self, actions: Any, deadline: Deadline) -> Ready:
         """Ask all lanes for a step and wait for them: in one call of the core where nothing is out of the ordinary."""
-        if deadline is NEVER and not self._some_must_reset:
+        short = deadline is NEVER and not self._some_must_reset and not self._healer.troubled
+        code, began_ns = native.NOT_TAKEN, None
+        if short:
             slots = self._slot.copy() if self._data.lends else None
             if slots is not None and not self._pending:
                 with self._lanes:
                     self._aim(slice(None))
             try:
-                code = self._lanes.step(actions, self._run_inline, self._spin_ns)
+                code = self._lanes.step(actions, self._run_inline, self._spin_ns, self._vigil.patience_ns)
             except BaseException:  # an interrupt, halfway
                 self._pending = int(self._state.sum())
                 raise
@@ -167,12 +222,14 @@ class Scheduler:
                 self._slot[:] = slots  # nothing was written
             if code == native.IN_USE:
                 raise _concurrent()
-        if deadline is not NEVER or self._some_must_reset or code == native.NOT_TAKEN:
+            if code == native.COLLECT_TIMEOUT:  # it is time to look around
+                began_ns = time.monotonic_ns() - self._vigil.patience_ns
+        if code == native.NOT_TAKEN:
             self.send(actions, None)
         try:
-            return self._wait(self._count, None, deadline)
+            return self._wait(self._count, None, deadline, began_ns)
         except EnvError:
-            with contextlib.suppress(StepTimeout):
+            with contextlib.suppress(ShoalError):  # the env's own error is what matters
                 self.drop(self._all_ids, deadline)
             raise
 
@@ -180,44 +237,86 @@ class Scheduler:
         """What the core's short cut has answered: slot | status << 8."""
         slot, status = code & 0xFF, code >> 8
         if not status and slot != native.MIXED_SLOTS and not self._user_resets:
+            if self._replaces:
+                self._healer.delivered(self._all_ids, slot)
             return self._whole[slot]
         try:
-            return self._received(self._all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
+            slot = -1 if slot == native.MIXED_SLOTS else slot
+            ready = self._received(self._all_ids, 0, slot, status, deadline)
+            return self._wait(self._count, None, deadline) if ready is None else ready
         except EnvError:
-            with contextlib.suppress(StepTimeout):
+            with contextlib.suppress(ShoalError):  # the env's own error is what matters
                 self.drop(self._all_ids, deadline)
             raise
 
     def wait_next(self, need: int, deadline: Deadline) -> Ready:
         """Wait for the next `need` lanes, by the pool's order."""
         wanted = None
-        if self._fifo and need < self._count and len(self._queue) >= need:
-            wanted = np.fromiter(self._queue, np.int64, need)
+        if self._fifo and need < self._count and self._pending >= need:
+            wanted = self._in_order(self.pending)[:need]
         return self._wait(need, wanted, deadline)
+
+    def _in_order(self, ids: Ids) -> Ids:
+        """As they were sent, first to last."""
+        return ids[np.argsort(self._sent_at[ids], kind="stable")]
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
-        idle = ids[self._state[ids] == 0]
+        idle = ids[~self._is_busy(ids)]
         if len(idle):
             raise NothingPending(f"envs {idle[:8].tolist()} were not sent to: there is nothing to wait for")
         ready = self._wait(len(ids), ids if len(ids) < self._count else None, deadline)
         slot = int(self._slot[ids[0]])
-        if not self._pending and (self._slot != slot).any():
+        if not self._pending and self._can_realign(ids, slot):
             self._data.realign(slot)
+            if self._replaces:
+                self._healer.realigned(slot)
             ready = ready._replace(slot=slot if len(ids) == self._count else ready.slot)
         return ready
 
+    def _can_realign(self, ids: Ids, slot: int) -> bool:
+        """Whether all lanes can be brought into the frame of those that were just reset.
+
+        Not where that would overwrite rows that must be valid for longer: a reset of some counts as one send of all.
+        """
+        behind = (slot - self._slot.astype(np.int64)) % self._frames
+        if not behind.any() or behind[ids].any():
+            return False
+        return self._data.lends or bool((behind <= 1).all())  # a frame to be lent was free before
+
     def drop(self, ids: Ids, deadline: Deadline) -> None:
         """Wait for those of the lanes that are busy, and forget what they answer."""
-        busy = np.sort(ids[self._state[ids] != 0])
-        if not len(busy):
-            return
-        self._collect(len(busy), busy, deadline)
-        for _, note in self._take_notes(busy, deadline):
-            if note.error is not None:
-                self._fail(note.lane)
+        for lane in ids.tolist():
+            if self._healer.held.pop(lane, None) is not None:
+                self._pending -= 1
+        while len(busy := np.sort(ids[self._is_busy(ids)])):
+            self._collect(len(busy), busy, deadline)
+            notes = self._take_notes(busy, deadline)
+            if notes is not None:
+                self._forget(busy, [note for _, note in notes if note.error is not None])
 
-    def _wait(self, need: int, wanted: Ids | None, deadline: Deadline) -> Ready:
+    def _forget(self, ids: Ids, failed: list[Note]) -> None:
+        """Lanes that were taken, and whose answers nobody shall see."""
+        for note in failed:
+            if not self._give_up(note):
+                self._pending -= 1  # it is only held until somebody asks for it
+                self._healer.held.pop(note.lane, None)
+        fine = ids[~np.isin(ids, [note.lane for note in failed])]
+        if self._user_resets:
+            self._must_reset[fine] |= self._data.ended(fine)
+            self._some_must_reset = bool(self._must_reset.any())
+        # Their next request is written into the same frame, so that what was seen last stays where it is.
+        if self._replaces:
+            self._healer.back_to_seen(fine)
+        elif not self._data.lends:
+            self._slot[fine] = (self._slot[fine].astype(np.int64) - 1) % self._frames
+
+    def _is_busy(self, ids: Ids) -> Any:
+        """Bool [n]: the lanes that were sent to and not yet received from."""
+        busy = self._state[ids] != 0
+        return busy | np.isin(ids, list(self._healer.held)) if self._healer.held else busy
+
+    def _wait(self, need: int, wanted: Ids | None, deadline: Deadline, began_ns: int | None = None) -> Ready:
         if self._pending < need:
             with self._lanes:  # another thread's step may be what is pending
                 pass
@@ -225,41 +324,86 @@ class Scheduler:
                 f"recv waits for {need} envs and {self._pending} were sent to: send to more, or make the pool with a "
                 "smaller batch_size"
             )
-        return self._received(*self._collect(need, wanted, deadline), deadline)
+        while True:
+            ready = self._received(*self._collect(need, wanted, deadline, began_ns), deadline)
+            if ready is not None:
+                return ready
 
-    def _collect(self, need: int, wanted: Ids | None, deadline: Deadline) -> tuple[Ids, int, int, int]:
+    def _collect(
+        self, need: int, wanted: Ids | None, deadline: Deadline, began_ns: int | None = None
+    ) -> tuple[Ids, int, int, int]:
         """Take `need` lanes that have answered: (ids, first, slot, status), as the core says."""
-        count, first, slot, status = self._lanes.collect(
-            need, wanted, deadline.at_ns, self._spin_ns, self._out, self._run_inline
-        )
-        if count < 0:
-            raise self._wait_failed(count, deadline)
+        began_ns = time.monotonic_ns() if began_ns is None else began_ns
+        late = None  # looked for only when something takes long
+        if self._vigil.is_time(began_ns):
+            self._end_overdue(self._late())
+        while True:
+            if self._healer.troubled:
+                self._healer.release(self.board.tell)
+            until = self._next_look(deadline, began_ns, late)
+            count, first, slot, status = self._lanes.collect(
+                need, wanted, until, self._spin_ns, self._out, self._run_inline
+            )
+            if count >= 0:
+                break
+            late = self._attend(count, deadline, began_ns)
         self._pending -= count
         ids = self._all_ids if count == self._count else self._out[:count].copy()
-        if self._fifo:
-            taken = set(ids.tolist())
-            self._queue = deque(lane for lane in self._queue if lane not in taken)
         return ids, first, slot, status
 
-    def _received(self, ids: Ids, first: int, slot: int, status: int, deadline: Deadline) -> Ready:
-        """Lanes that were taken, with their notes. Raises the first env's error, if one raised."""
+    def _next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
+        look = self._vigil.next_look(deadline, began_ns, late)
+        release = self._healer.next_release_ns() if self._healer.troubled else None
+        return look if release is None else release if look < 0 else min(look, release)
+
+    def _late(self) -> Ids:
+        """The lanes that have not answered yet."""
+        pending = self.pending
+        late = self._answered[pending] != self._requested[pending]
+        if self._healer.held:
+            late |= self._state[pending] == 0
+        return np.asarray(pending[late])
+
+    def _received(self, ids: Ids, first: int, slot: int, status: int, deadline: Deadline) -> Ready | None:
+        """Lanes that were taken, with their notes; None when one was lost, and all must be waited for once more.
+
+        Raises the first env's error, if one raised.
+        """
         infos = {}
         if status:
             notes = self._take_notes(ids, deadline)
+            if notes is None:
+                return None
             for worker, note in notes:
                 if note.error is not None:
-                    # Its lane is idle and must be reset, the others wait for the next recv.
-                    self._fail(note.lane)
+                    # Its lane is idle and must be reset, or is held; the others wait for the next recv.
                     self._put_back(ids[ids != note.lane], [one for one in notes if one[1] is not note])
-                    raise note.error.unpack(note.lane, worker.index)
+                    if not self._give_up(note):
+                        return None
+                    hint = self._healer.restarts.spent() if self._healer.policy.restart else ""
+                    raise note.error.unpack(note.lane, worker.index, hint)
             infos = {note.lane: note.info for _, note in notes if note.info}
         if self._user_resets:
             self._must_reset[ids] = self._data.ended(ids)
             self._some_must_reset = bool(self._must_reset.any())
+        if self._replaces:
+            self._healer.delivered(ids, slot)
         return Ready(ids, first, slot, infos)
 
-    def _take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]]:
-        """Read what lanes have in the side channel; at the deadline, all of them are pending again."""
+    def _give_up(self, note: Note) -> bool:
+        """An env raised, and its lane was taken: whether it must be reset, rather than get a new env."""
+        assert note.error is not None
+        if self._healer.retry(note.lane, note.error):
+            self._pending += 1
+            return False
+        self._must_reset[note.lane] = self._some_must_reset = True
+        return True
+
+    def _take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]] | None:
+        """Read what lanes have in the side channel; at the deadline, all of them are pending again.
+
+        None when a worker has died meanwhile: all of them are pending again.
+        """
         noted = ids[(self._status[self._slot[ids], ids] & STATUS_NOTE) != 0]
         notes: list[tuple[Worker, Note]] = []
         for lane in noted.tolist():
@@ -271,7 +415,9 @@ class Scheduler:
                 self._put_back(ids, notes)
                 raise
             except Exception as error:
-                raise self._lost(error) from None
+                self._put_back(ids, notes)
+                self.board.mourn(worker, error)
+                return None
             if note.objects:
                 self._data.keep_objects(lane, note.objects)
             notes.append((worker, note))
@@ -281,79 +427,64 @@ class Scheduler:
         """Leave lanes that were taken, and their notes, for the next recv."""
         self._state[ids] = 1
         self._pending += len(ids)
-        if self._fifo:
-            self._queue.extendleft(ids.tolist()[::-1])
         for worker, note in notes:
             worker.keep_note(note)
 
-    def _fail(self, lane: int) -> None:
-        self._must_reset[lane] = self._some_must_reset = True
-
-    # ---- commands --------------------------------------------------------------------------------------------
-
-    def start_call(self, ids: Ids, command: str, arguments: Callable[[list[int]], tuple[Any, ...]]) -> Call:
+    def start_call(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline = NEVER) -> Call:
         """Send a command to the envs' workers; `arguments` gives those for some rows of `ids`."""
-        tickets = []
         with self._lanes:
             self._check_idle(ids)
-            for worker, lanes, rows in self._by_worker(ids):
-                with self._talking_to(worker):
-                    tickets.append((worker, worker.call(command, lanes, *arguments(rows)), rows))
-        return Call(ids, tickets, [(0, None)] * len(ids))
+        return self.board.start(ids, command, arguments, deadline)
 
-    def finish_call(self, call: Call, deadline: Deadline) -> list[Any]:
-        """Wait for the results of a command, in the order of its ids."""
-        while call.tickets:
-            worker, ticket, rows = call.tickets[0]
-            try:
-                with self._lanes:
-                    values = worker.reply(ticket, deadline)
-            except (StepTimeout, ConcurrentUse):
-                raise  # it may be tried again
-            except Exception as error:
-                raise self._lost(error) from None
-            for row, value in zip(rows, values, strict=True):
-                call.results[row] = (worker.index, value)
-            del call.tickets[0]
-        for row, (worker_index, value) in enumerate(call.results):
-            if isinstance(value, PackedError):
-                raise value.unpack(int(call.ids[row]), worker_index)
-        return [value for _, value in call.results]
+    # ---- snapshots -------------------------------------------------------------------------------------------
 
-    def _lost(self, error: Exception) -> Exception:
-        """What to raise when a worker does not answer any more."""
-        if self._over is not None:
-            return self._over  # another thread has closed the pool
-        return self._on_death(error) if isinstance(error, ShoalError) else error
+    def settle(self, deadline: Deadline) -> dict[int, Note]:
+        """Wait until all lanes that are busy have answered, and leave the answers for recv: their notes, by lane."""
+        while len(busy := self.pending):
+            self._collect(len(busy), busy if len(busy) < self._count else None, deadline)
+            notes = self._take_notes(busy, deadline)
+            if notes is None:
+                continue
+            self._put_back(busy, notes)
+            bad = [note.lane for _, note in notes if note.error is not None]
+            if bad:
+                raise CannotSnapshot(f"envs {bad} have raised: recv, and reset them, before a snapshot", bad)
+            return {note.lane: note for _, note in notes}
+        return {}
 
-    def _by_worker(self, ids: Ids) -> list[tuple[Worker, list[int], list[int]]]:
-        """The lanes grouped by worker: (worker, its lanes, their places in `ids`)."""
-        groups: dict[int, tuple[list[int], list[int]]] = {}
-        for row, lane in enumerate(ids.tolist()):
-            lanes, rows = groups.setdefault(int(self._owner[lane]), ([], []))
-            lanes.append(lane)
-            rows.append(row)
-        return [(self._crew.workers[w], lanes, rows) for w, (lanes, rows) in groups.items()]
+    def facts(self) -> dict[str, Any]:
+        """What is known about the lanes, none of which is at work, as plain data."""
+        restarts = self._healer.restarts
+        return {
+            "pending": self._in_order(self.pending).tolist(),
+            "must_reset": np.flatnonzero(self._must_reset).tolist(),
+            "seeds": list(restarts.seeds),
+            "counts": list(restarts.counts),
+            "due": [(lane, loss.kind, loss.text, loss.rebuild) for lane, loss in restarts.due.items()],
+        }
 
-    def _tell(self, worker: Worker, *message: Any) -> None:
-        with self._talking_to(worker):
-            worker.send(*message)
-
-    @contextlib.contextmanager
-    def _talking_to(self, worker: Worker) -> Iterator[None]:
-        try:
-            yield
-        except ShoalError as error:
-            raise self._lost(error) from None
-        except BaseException:
-            if worker.torn:  # it waits for the rest of a message, and would never answer again
-                self._on_death(worker.cut())
-            raise
+    def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
+        """The counterpart of `facts`, for lanes that are all idle, and whose last answers are in this frame."""
+        pending = facts["pending"]
+        self._slot[:] = slot
+        self._must_reset[:] = False
+        self._must_reset[facts["must_reset"]] = True
+        self._some_must_reset = bool(self._must_reset.any())
+        restarts = self._healer.restarts
+        restarts.seeds, restarts.counts = list(facts["seeds"]), list(facts["counts"])
+        restarts.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
+        self._healer.realigned(slot)
+        self._healer.look()
+        for lane, note in notes.items():
+            self._crew.workers[self._owner[lane]].keep_note(note)
+        self._state[pending] = 1
+        self._pending = len(pending)
+        self._queue(np.array(pending, np.int64))
 
     # ---- errors ----------------------------------------------------------------------------------------------
 
     def _check_idle(self, ids: Ids) -> None:
-        if self._pending and self._state[ids].any():
+        if self._pending and self._is_busy(ids).any():
             raise self._busy(ids)
 
     def _check_reset(self, ids: Ids) -> None:
@@ -365,25 +496,40 @@ class Scheduler:
             )
 
     def _busy(self, ids: Ids) -> ShoalError:
-        busy = ids[self._state[ids] != 0][:8].tolist()
+        busy = ids[self._is_busy(ids)][:8].tolist()
         return CallPending(f"envs {busy} are still busy with an earlier send: recv their results first")
 
     def end(self, why: ShoalError) -> None:
         """Wake whoever waits in another thread: the pool is being closed."""
-        self._over = why
+        self.board.over = why
         self._lanes.alarm()
 
-    def _wait_failed(self, code: int, deadline: Deadline) -> ShoalError:
+    def _attend(self, code: int, deadline: Deadline, began_ns: int) -> Ids:
+        """See why a wait has ended without an answer. Raises, unless it is to be gone on with, for these lanes."""
         if code == native.IN_USE:
-            return _concurrent()
-        if self._over is not None:
-            return self._over
+            raise _concurrent()
+        if self.board.over is not None:
+            raise self.board.over
         if code == native.COLLECT_ALARM:
             self._lanes.heard()
-            return self._on_death(self._crew.dead[0].death())
-        pending = self.pending
-        late = pending[self._answered[pending] != self._requested[pending]].tolist()
-        return StepTimeout(f"envs {late[:8]} did not answer within {deadline.seconds} s; recv may be tried again", late)
+            self._healer.news()
+            return self._late()
+        late = self._late()
+        if deadline.left == 0.0:
+            message = f"envs {late[:8].tolist()} did not answer within {deadline.seconds} s; recv may be tried again"
+            raise StepTimeout(message, late.tolist())
+        self._vigil.speak(began_ns, late.tolist())
+        self._end_overdue(late)
+        return late
+
+    def _end_overdue(self, late: Ids) -> None:
+        """End the workers of envs that take too long. Raises where that cannot be done."""
+        seconds = self._vigil.seconds or 0.0
+        stuck = [(w, lane) for w, lane in self._vigil.overdue(late) if not self._healer.condemn(w, lane, seconds)]
+        if stuck:
+            ids = [one for worker, lane in stuck for one in ([lane] if lane is not None else worker.env_ids)]
+            message = f"envs {ids} take longer than step_timeout={seconds:g}; recv may be tried again"
+            raise StepTimeout(message, ids)
 
 
 def _concurrent() -> ShoalError:

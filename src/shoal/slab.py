@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal import procs
 from shoal.errors import StartError
 from shoal.spaces import Kind, Leaf
 
-__all__ = ["Field", "Layout", "Slab"]
+__all__ = ["Field", "Layout", "Slab", "anonymous_file"]
 
 LINE = 64  # bytes in a cache line; every field starts on one
 BELL_WORDS = LINE // 4
@@ -46,7 +47,6 @@ FRAME_FIELDS = {
     "episode_return": np.float64,
     "episode_length": np.int64,
 }
-STAT_FIELDS = ("steps", "busy_ns", "episodes")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Slab:
         _check_room(layout)
         if not shared:
             return cls(layout, mmap.mmap(-1, layout.size), None)
-        fd = _anonymous_file()
+        fd = anonymous_file()
         try:
             os.ftruncate(fd, layout.size)
             return cls(layout, mmap.mmap(fd, layout.size), fd)
@@ -174,7 +174,8 @@ class Slab:
             self.memory.close()
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """A descriptor of a new file without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("shoal", os.MFD_CLOEXEC)
     # Elsewhere: a file that is unlinked before anybody could see it.
@@ -184,12 +185,8 @@ def _anonymous_file() -> int:
 
 def _check_room(layout: Layout) -> None:
     """Refuse what cannot fit: the kernel would grant it now and kill somebody later."""
-    try:
-        with open("/proc/meminfo") as file:
-            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return
-    if layout.size > available:
+    available = procs.available_memory()
+    if available is not None and layout.size > available:
         raise StartError(
             f"{layout.lanes} envs in {layout.frames} frames need {layout.size:,} bytes of shared memory, "
             f"and {available:,} are available: use fewer envs, fewer frames or smaller observations"

@@ -10,8 +10,8 @@ from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
-from shoal.block import Summary
 from shoal.errors import SpaceMismatch
+from shoal.messages import Summary
 
 __all__ = ["EnvSpecs", "agree"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -13,6 +14,14 @@ from faults.kit import RELEASE, Traces, eventually
 from shoal import Pool
 
 failed = pytest.StashKey[bool]()
+REPEATS = int(os.environ.get("SHOAL_REPEATS", "1"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`make faults` runs everything here many times."""
+    if REPEATS > 1:
+        metafunc.fixturenames.append("_repeat")
+        metafunc.parametrize("_repeat", range(REPEATS))
 
 
 @pytest.hookimpl(wrapper=True)

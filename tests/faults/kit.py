@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -184,6 +185,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "exit well": lambda: os._exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "really segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "hang": hang,
 }

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 import shoal
 from envs import CountEnv, GateEnv
@@ -596,3 +597,56 @@ def test_a_full_batch_after_an_env_raised(backend: str) -> None:
         batch = pool.recv()
         assert batch.obs.tolist() == [[0, 0, 1], [31, 0, 0], [2, 0, 1], [3, 0, 1]]
         assert_usable(pool)
+
+
+# ---- not a number --------------------------------------------------------------------------------------------
+
+
+class NanEnv(CountEnv):
+    """Returns nan where it is told to."""
+
+    def __init__(self, where: str = ""):
+        super().__init__()
+        self.observation_space = spaces.Dict(arm=spaces.Dict(joint=spaces.Box(-9, 9, (2, 2), np.float32)))
+        self.where = where
+
+    def _observation(self) -> Any:
+        joint = np.full((2, 2), self.steps, np.float32)
+        if self.where == "obs" or (self.where == "reset" and self.steps == 0):
+            joint[1, 0] = np.nan
+        return {"arm": {"joint": joint}}
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, np.nan if self.where == "reward" else reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("where", "words"), [("obs", r"env 3: .*arm.*joint.* is nan at \[1, 0\]"), ("reward", "env 3: its reward is nan")]
+)
+def test_nan_is_refused_where_asked(backend: str, where: str, words: str) -> None:
+    with open_pool(NanEnv, 4, backend, check_nan=True) as pool:
+        pool.reset(seed=0)
+        assert pool.step(np.zeros(4, np.int64)).reward.tolist() == [1.0] * 4
+        pool.set_attr("where", where, [3])
+        with pytest.raises(shoal.BadObservation, match=words):
+            pool.step(np.zeros(4, np.int64))
+        pool.set_attr("where", "", [3])
+        pool.reset()
+        assert pool.step(np.zeros(4, np.int64)).reward.tolist() == [1.0] * 4
+
+
+def test_nan_passes_where_not_asked(backend: str) -> None:
+    with open_pool(NanEnv, 4, backend) as pool:
+        pool.set_attr("where", "obs", [3])
+        pool.reset(seed=0)
+        obs = pool.step(np.zeros(4, np.int64)).obs["arm"]["joint"]
+        assert np.isnan(obs[3, 1, 0])
+        assert np.isnan(obs).sum() == 1
+
+
+def test_nan_in_a_reset_restarts(backend: str) -> None:
+    fns = [NanEnv] * 3 + [functools.partial(NanEnv, "reset")]
+    with open_pool(fns, None, backend, check_nan=True, on_error="restart", max_restarts=1) as pool:
+        with pytest.raises(shoal.BadObservation, match=r"env 3.*max_restarts"):
+            pool.reset(seed=0)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
@@ -32,7 +33,8 @@ from faults.kit import (
     in_thread,
     open_pool,
 )
-from shoal import Pool
+from shoal import Pool, procs
+from shoal.backends.processes import ProcessWorker
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -93,6 +95,27 @@ def test_a_worker_dies_at_work(backend: str, act: str, deed: str, code: int, wor
         ACTS[act](pool)
     assert (caught.value.worker, caught.value.env_ids, caught.value.exitcode) == (1, [2, 3], code)
     assert_closed_for(pool, "worker 1")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_a_crash_tells_all_that_is_known(start_method: str) -> None:
+    """The env, the memory, and where in Python it happened."""
+    pool = told("processes", {"step": "really segfault"}, start_method=start_method)
+    worker = pool._crew.workers[1]
+    assert isinstance(worker, ProcessWorker)
+    eventually(lambda: worker.memory is not None)
+    with pytest.raises(shoal.WorkerDied) as caught:
+        pool.step(ZEROS)
+    error = caught.value
+    assert (error.exitcode, error.env_id, error.env_ids) == (-signal.SIGSEGV, 3, [2, 3])
+    assert error.memory is not None
+    assert 4 << 20 < error.memory < 4 << 30
+    for part in ("SIGSEGV", "native code", "running env 3", "MiB when last seen", "Segmentation fault", "string_at"):
+        assert part in str(error)
+    assert "worker_main" in error.dump
+    assert "worker_main" not in str(error), "Shoal's own frames are of no use to anybody"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
@@ -496,3 +519,10 @@ def test_a_start_without_descriptors_is_undone() -> None:
     gc.collect()
     eventually(lambda: Traces.of_this_process().beyond(before) == [])
     once("processes")
+
+
+def test_more_than_the_memory_is_refused_in_one_sentence(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procs, "available_memory", lambda: 1000)
+    words = r"^4 envs in 2 frames need [\d,]+ bytes of shared memory, and 1,000 are available: use fewer envs, [^\n]*$"
+    with pytest.raises(shoal.StartError, match=words):
+        open_pool(CountEnv, 4, backend)

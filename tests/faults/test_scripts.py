@@ -247,3 +247,27 @@ def test_a_script_needs_no_main_guard_and_catches_its_own_exceptions(
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=40)
     assert done.stdout == "script runs\ncaught knee 0\n", done.stderr
     assert done.stderr == ""
+
+
+SMALL_SHM = """
+    mount -t tmpfs -o size=64k tmpfs /dev/shm || exit 77
+    exec "$0" "$@"
+"""
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_a_small_dev_shm_is_no_matter(backend: str) -> None:
+    """Containers often have 64 MiB there; Shoal's memory has no name, and does not live there."""
+    body = textwrap.dedent(START).format(backend=backend) + textwrap.dedent("""
+        from faults.test_restart import BigObsEnv
+        with shoal.Pool(BigObsEnv, 4, backend=os.environ["BACKEND"], num_workers=2, frames=64) as pool:
+            pool.reset(seed=0)
+            pool.step(zeros)
+            print(os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize, os.listdir("/dev/shm"))
+    """)
+    command = ["unshare", "--mount", "sh", "-c", SMALL_SHM, sys.executable, "-c", body]
+    environment = {**os.environ, "BACKEND": backend}
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=40, env=environment)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"a small /dev/shm cannot be made here: {done.stderr.strip()}")
+    assert (done.returncode, done.stdout) == (0, "65536 []\n"), done.stderr

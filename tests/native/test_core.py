@@ -224,8 +224,9 @@ def test_an_alarm_is_returned_until_it_is_heard(kind: str) -> None:
     for deadline in (NEVER, 0):
         assert rig.collect(2, deadline_ns=deadline)[0] == (COLLECT_ALARM, 0, -1, 0)
     rig.answer(0)
-    assert rig.collect(1, deadline_ns=NEVER)[1] == [0], "what is ready comes before the alarm"
+    assert rig.collect(1, deadline_ns=NEVER)[0][0] == COLLECT_ALARM, "also where somebody is ready"
     rig.lanes.heard()
+    assert rig.collect(1)[1] == [0]
     assert rig.collect(1)[0][0] == COLLECT_TIMEOUT
     rig.lanes.alarm()
     assert rig.collect(1)[0][0] == COLLECT_ALARM
@@ -478,14 +479,14 @@ def test_the_twin_takes_no_short_cut() -> None:
     rig = Rig("twin", lanes=2)
     rig.use_action()
     before = rig.snapshot()
-    assert rig.lanes.step(np.array([1, 2]), rig.block.run, 0) == NOT_TAKEN
+    assert rig.lanes.step(np.array([1, 2]), rig.block.run, 0, -1) == NOT_TAKEN
     assert rig.snapshot() == before
 
 
 def test_the_short_cut_steps_all_lanes() -> None:
     rig = c_rig(lanes=3, frames=2)
     for turn in range(1, 5):
-        assert rig.lanes.step(np.full(3, turn), rig.block.run, 0) == turn % 2
+        assert rig.lanes.step(np.full(3, turn), rig.block.run, 0, -1) == turn % 2
         assert rig.array("obs.0")[turn % 2, :, 0].tolist() == [turn] * 3
         assert not rig.state.any()
 
@@ -499,11 +500,11 @@ def test_the_short_cut_reports_status_and_mixed_slots() -> None:
         rig.array("status")[:] = [[1], [3]]
         return int(done)
 
-    assert rig.lanes.step(np.array([1, 2]), run, 0) == 1 | 3 << 8
+    assert rig.lanes.step(np.array([1, 2]), run, 0, -1) == 1 | 3 << 8
     rig.lanes.post(ids(0), OP_STEP)
     rig.block.run()
     rig.collect(1)
-    assert rig.lanes.step(np.array([1, 2]), rig.block.run, 0) == MIXED_SLOTS
+    assert rig.lanes.step(np.array([1, 2]), rig.block.run, 0, -1) == MIXED_SLOTS
 
 
 @pytest.mark.parametrize(
@@ -528,7 +529,7 @@ def test_the_short_cut_reports_status_and_mixed_slots() -> None:
 def test_the_short_cut_leaves_the_rest_alone(actions: Any) -> None:
     rig = c_rig(lanes=2)
     before = rig.snapshot(), rig.array("action.0").tolist()
-    assert rig.lanes.step(actions, rig.block.run, 0) == NOT_TAKEN
+    assert rig.lanes.step(actions, rig.block.run, 0, -1) == NOT_TAKEN
     assert (rig.snapshot(), rig.array("action.0").tolist()) == before
 
 
@@ -542,28 +543,28 @@ def test_the_short_cut_checks_boxes_when_asked(checked: bool) -> None:
     with pytest.raises(RuntimeError):
         rig.use_action(checked)
     actions = np.zeros((2, 3), np.float32)
-    assert rig.lanes.step(actions, rig.block.run, 0) == 1
+    assert rig.lanes.step(actions, rig.block.run, 0, -1) == 1
     for strange in (2.0, np.nan):
         actions[1, 2] = strange
-        assert (rig.lanes.step(actions, rig.block.run, 0) == NOT_TAKEN) == checked
+        assert (rig.lanes.step(actions, rig.block.run, 0, -1) == NOT_TAKEN) == checked
 
 
 def test_the_short_cut_with_a_busy_lane_an_alarm_and_an_error() -> None:
     rig = c_rig(lanes=2)
     rig.lanes.post(ids(1), OP_STEP)
     before = rig.snapshot()
-    assert rig.lanes.step(np.array([1, 2]), rig.block.run, 0) == NOT_TAKEN
+    assert rig.lanes.step(np.array([1, 2]), rig.block.run, 0, -1) == NOT_TAKEN
     assert rig.snapshot() == before
     rig.block.run()
     rig.collect(1)
     rig.lanes.alarm()
-    assert rig.lanes.step(np.array([1, 2]), None, 0) == COLLECT_ALARM
+    assert rig.lanes.step(np.array([1, 2]), None, 0, -1) == COLLECT_ALARM
     rig.lanes.heard()
     assert rig.collect(2, run=rig.block.run)[1] == [0, 1]
     rig.results[0] = KeyboardInterrupt()
     rig.raising["failed"] = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        rig.lanes.step(np.array([1, 2]), rig.block.run, 0)
+        rig.lanes.step(np.array([1, 2]), rig.block.run, 0, -1)
     rig.results.clear()
     assert rig.collect(2, run=rig.block.run)[1] == [0, 1]
 

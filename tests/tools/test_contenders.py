@@ -14,7 +14,8 @@ from typing import Any
 import gymnasium
 import pytest
 
-from shoal.tools import bench, procs
+from shoal import procs
+from shoal.tools import bench
 from shoal.tools.contenders import Contender, PlainLoop, Role, limits
 from shoal.tools.peers import EnvPool, GymnasiumAsync, GymnasiumSync, others
 from shoal.tools.work import Work

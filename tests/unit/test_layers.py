@@ -17,16 +17,19 @@ ROOT = Path(shoal.__file__).parent
 
 # From the bottom up. A module may import what stands before its own row, and its neighbours in the row.
 LAYERS = (
-    ("errors", "deadline", "cores", "checks"),
+    ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile"),
     ("native",),
     ("spaces",),
     ("slab",),
     ("adapters", "remote"),
+    ("state", "messages"),
     ("block", "measurement"),
-    ("specs", "stats", "batch"),
+    ("specs", "stats", "batch", "snapshot"),
     ("frames",),
     ("backends",),
     ("crew",),
+    ("healing", "vigil"),
+    ("switchboard",),
     ("scheduler", "plan"),
     ("pool",),
     ("dialects",),

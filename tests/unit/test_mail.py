@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.backends.mail import _Watchful, pack, unpack
-from shoal.block import Note, Reply
+from shoal.messages import Note, Reply
 from shoal.remote import PackedError, pack_error
 
 

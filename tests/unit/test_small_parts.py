@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.base import split
-from shoal.block import Summary
 from shoal.checks import check_ids, spread_seed, whole_number
 from shoal.errors import BadAction, SpaceMismatch
+from shoal.messages import Summary
 from shoal.specs import agree
 
 

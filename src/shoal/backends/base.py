@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.block import Note, Reply, StepperConfig, Summary
 from shoal.deadline import Deadline
 from shoal.errors import ShoalError, StepTimeout
+from shoal.messages import Note, Reply, StepperConfig, Summary
 from shoal.slab import Slab
 
 __all__ = ["Worker", "split"]
@@ -92,6 +92,10 @@ class Worker(ABC):
     def abandon(self) -> None:  # noqa: B027
         """Let go without waiting: in a forked child, where the worker is not ours."""
 
+    def stack(self) -> str:
+        """What it is doing, as Python writes its stack; "" where that cannot be known."""
+        return ""
+
     def cut(self) -> ShoalError:
         """The error for a worker that is torn."""
         raise NotImplementedError
@@ -119,6 +123,15 @@ class Worker(ABC):
     def keep_note(self, note: Note) -> None:
         """Put a note back, for the next recv."""
         self._notes[note.lane] = note
+
+    def has_note(self, lane: int, sequence: int) -> bool:
+        """Whether the note of a lane's answer is here, and is no error."""
+        note = self._notes.get(lane)
+        return note is not None and note.sequence == sequence and note.error is None
+
+    def inherit(self, other: Worker) -> None:
+        """Take over what another worker of this block had said, and nobody has taken yet."""
+        self._notes = other._notes
 
     def _file(self, message: Any) -> None:
         if isinstance(message, Reply):

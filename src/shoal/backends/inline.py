@@ -8,9 +8,10 @@ from typing import Any
 
 from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs, close_envs
+from shoal.block import BuildError, Stepper, build_envs, close_envs
 from shoal.deadline import Deadline
 from shoal.errors import NothingPending
+from shoal.messages import StepperConfig, Summary
 from shoal.slab import Slab
 
 __all__ = ["InlineWorker", "SilentBell"]
@@ -62,8 +63,8 @@ class InlineWorker(Worker):
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         self._stepper = Stepper(
-            slab, self.index, self.start, self._envs, config, self._outbox.append, lambda: None, pool_bell, self.bell,
-            same_process=True, interrupts=True,
+            slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
+            pool_bell, self.bell, same_process=True, interrupts=True,
         )  # fmt: skip
         self.run = self._stepper.run  # type: ignore[method-assign]
 

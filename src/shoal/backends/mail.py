@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from shoal.block import Note, Reply
+from shoal.messages import Note, Reply
 from shoal.remote import PackedError, dumps, pack_error
 
 __all__ = ["pack", "unpack"]

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import select
 import signal
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe, connection, process, reduction
 from typing import Any
 
 import cloudpickle
 
-from shoal import native
+from shoal import native, procs
 from shoal.backends.base import Worker
 from shoal.backends.launch import start_process
 from shoal.backends.mail import unpack
-from shoal.backends.worker_main import DING, Assignment, ConnectionBell, main
-from shoal.block import StepperConfig, Summary
+from shoal.backends.worker_main import DING, STACK_SIGNAL, Assignment, ConnectionBell, SharedFile, main
 from shoal.deadline import Deadline
 from shoal.errors import WorkerDied
 from shoal.measurement import Measurement
+from shoal.messages import StepperConfig, Summary
 from shoal.remote import dumps
-from shoal.slab import Slab
+from shoal.slab import Slab, anonymous_file
 
 __all__ = ["PipesBell", "ProcessWorker", "Supervisor"]
 
 GRACE = 1.0  # seconds from a request to leave until SIGTERM, and from that until SIGKILL
+LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
+STACK_LINES = 24  # of a Python stack that goes into a message
 
 
 class ProcessWorker(Worker):
@@ -39,14 +44,26 @@ class ProcessWorker(Worker):
         self, index: int, start: int, stop: int, env_fns: Sequence[bytes], registry: bytes | None, start_method: str
     ):
         super().__init__(index, start, stop)
-        assignment = Assignment(index, start, list(env_fns), dict(os.environ), registry, native.KIND)
+        self._mark = uuid.uuid4().hex
+        assignment = Assignment(index, start, list(env_fns), dict(os.environ), registry, native.KIND, self._mark)
         self._assignment = dumps(assignment)
         self._start_method = start_method
         self._process: process.BaseProcess | None = None
-        self._connection, self._child_end = Pipe(duplex=True)
+        self._diary = anonymous_file()
+        try:
+            self._connection, self._child_end = Pipe(duplex=True)
+        except OSError:
+            os.close(self._diary)
+            raise
         self._mail: Any = None
+        self._stats: Any = None
+        self._death: WorkerDied | None = None
+        self.memory: int | None = None  # resident bytes when last looked at
+        self.memory_at_start: int | None = None
+        self.condemned = ""  # why we have ended it ourselves
         self._ring: Callable[[int], None] = lambda index: None
         self._state = "starting"
+        self._oom_kills = procs.oom_kills()
         self.torn = False  # set here while a message is on its way, and for good when that was cut off
 
     @property
@@ -57,7 +74,7 @@ class ProcessWorker(Worker):
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None or self._state == "closed" else self._process.pid
+        return None if self._process is None or self._state in ("closed", "restarting") else self._process.pid
 
     @property
     def bell(self) -> ConnectionBell:
@@ -77,8 +94,9 @@ class ProcessWorker(Worker):
     def launch(self, inherited: Sequence[int] = ()) -> None:
         to_close = [*inherited, self._connection.fileno()] if self._start_method == "fork" else []
         self._process = start_process(
-            self._start_method, f"shoal-{self.index}", main, self._child_end, self._assignment, to_close
-        )
+            self._start_method, f"shoal-{self.index}", main, self._child_end, self._assignment, to_close,
+            SharedFile(self._diary),
+        )  # fmt: skip
         self._child_end.close()
         self._assignment = b""
 
@@ -105,7 +123,7 @@ class ProcessWorker(Worker):
         assert self._process is not None
         self._send_raw(cloudpickle.dumps(("attach", slab.layout, config)))
         reduction.send_handle(self._connection, slab.fd, self._process.pid)
-        self._mail = slab.array("mail")[self.index]
+        self._mail, self._stats = slab.array("mail")[self.index], slab.array("stats")[self.index]
 
     def attached(self, deadline: Deadline) -> None:
         self.receive(deadline)
@@ -152,6 +170,8 @@ class ProcessWorker(Worker):
             self._ring(self.index)
 
     def receive(self, deadline: Deadline) -> Any:
+        if self._death is not None and self._state == "restarting":
+            raise self._death
         while True:
             ready = connection.wait([self._connection, self.sentinel], deadline.left)
             if not ready:
@@ -174,35 +194,117 @@ class ProcessWorker(Worker):
                 if data != DING:
                     self._file(unpack(data))
 
+    @property
+    def at_work(self) -> int | None:
+        """The env that it is running, or was running when it died."""
+        lane = 0 if self._stats is None else int(self._stats[native.STAT_AT])
+        return abs(lane) - 1 if lane else None
+
+    def look_at_memory(self) -> None:
+        """Note how much it takes now."""
+        pid = self.pid
+        found = None if pid is None else procs.resident(pid)
+        if found is not None:
+            self.memory = found
+            self.memory_at_start = self.memory_at_start or found
+
+    def condemn(self, why: str) -> None:
+        """End it at once; `why` is what its death will be put down to."""
+        self.condemned = why
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
     def death(self) -> WorkerDied:
         """What became of the process, in words."""
+        if self._death is None:
+            self._death = self._tell_of_death()
+        return self._death
+
+    def _tell_of_death(self) -> WorkerDied:
         assert self._process is not None
         self._process.join(GRACE)
         code = self._process.exitcode
         envs = f"env {self.start}" if len(self.env_ids) == 1 else f"envs {self.start} to {self.stop - 1}"
-        message = f"worker {self.index} (pid {self.pid}, {envs}) {_describe_exit(code)}"
-        return WorkerDied(message, self.index, self.pid, code, self.env_ids)
+        message = f"worker {self.index} (pid {self.pid}, {envs}) {self.condemned or _describe_exit(code)}"
+        if code == -signal.SIGKILL and not self.condemned:
+            found = procs.oom_kills()
+            certain = found is not None and self._oom_kills is not None and found > self._oom_kills
+            message += (
+                "; the kernel has ended processes here because memory ran out: use fewer envs, or recycle_after"
+                if certain
+                else "; the system does so when memory runs out"
+            )
+        if self.at_work is not None and not self.condemned:
+            message += f"; it was running env {self.at_work}"
+        if self.memory:
+            message += f"; its memory was {self.memory / 2**20:.0f} MiB when last seen"
+        dump = self._read_diary(0)
+        if dump:
+            message += f"\n\n{_shorten(dump)}"
+        return WorkerDied(message, self.index, self.pid, code, self.env_ids, self.at_work, self.memory, dump)
+
+    def stack(self) -> str:
+        """What its main thread is doing, as faulthandler writes it; "" if it does not say so at once."""
+        pid = self.pid
+        if STACK_SIGNAL is None or pid is None or self.state != "running":
+            return ""
+        before = os.fstat(self._diary).st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, STACK_SIGNAL)
+        seen = before
+        for _ in range(50):
+            time.sleep(0.02)
+            size = os.fstat(self._diary).st_size
+            if size == seen > before:
+                return _shorten(self._read_diary(before))
+            seen = size
+        return ""
+
+    def _read_diary(self, start: int) -> str:
+        return os.pread(self._diary, 1 << 16, start).decode(errors="replace").strip()
+
+    def bury(self) -> None:
+        """After its death: end what it has started, take in what it still had to say, give up all descriptors."""
+        self.death()
+        self.drain()
+        self._end_family()
+        self._state = "restarting"
+        self._release()
+
+    def _end_family(self) -> None:
+        if self._process is not None and self._process.pid is not None:
+            procs.end_family(self._process.pid, self._mark)
+
+    def _release(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ValueError):  # it still runs: nothing could end it
+                self._process.close()
+        self._child_end.close()
+        self._connection.close()
+        if self._diary >= 0:
+            os.close(self._diary)
+            self._diary = -1
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
-        if self._state == "closed":
+        if self._state in ("closed", "restarting"):
             return []
         self.ask_to_close()
         self._state = "closed"
         errors: list[tuple[int, Any]] = []
-        if self._process is None:
-            self._child_end.close()
-            self._connection.close()
-        else:
-            try:
-                errors = self._last_words(deadline)
-            finally:
+        try:
+            if self._process is not None:
+                words = self._last_words(deadline)
+                errors = words or []
                 self._force_out(deadline)
-                self._process.close()
-                self._connection.close()
+                if words is None or self._process.exitcode != 0:  # else it has done so itself
+                    self._end_family()
+        finally:
+            self._release()
         return errors
 
     def ask_to_close(self) -> None:
-        if self._state in ("closing", "closed") or self._process is None:
+        if self._state in ("closing", "closed", "restarting") or self._process is None:
             return
         running, self._state = self._state == "running", "closing"
         if not self._writable():
@@ -219,14 +321,15 @@ class ProcessWorker(Worker):
         poller.register(self._connection.fileno(), select.POLLOUT)
         return any(event & select.POLLOUT for _, event in poller.poll(0))
 
-    def _last_words(self, deadline: Deadline) -> list[tuple[int, Any]]:
-        """What its envs raised in close. A worker that is dead or stuck has none."""
+    def _last_words(self, deadline: Deadline) -> list[tuple[int, Any]] | None:
+        """What its envs raised in close. None from a worker that is dead or stuck."""
         with contextlib.suppress(Exception):
             while True:
                 message = self.receive(deadline)
                 if isinstance(message, tuple) and message[0] == "closed":
                     return message[1]  # type: ignore[no-any-return]
-        return []
+                self._file(message)  # of answers that were not taken yet
+        return None
 
     def _force_out(self, deadline: Deadline) -> None:
         """Wait, then SIGTERM, then SIGKILL: bounded whatever the env does."""
@@ -254,12 +357,21 @@ def _describe_exit(code: int | None) -> str:
         except ValueError:
             name = f"signal {-code}"
         hints = {
-            "SIGKILL": "; the system kills so when memory runs out",
             "SIGSEGV": "; native code of the env crashed",
+            "SIGBUS": "; native code of the env crashed, or /dev/shm or the disk is full",
             "SIGABRT": "; native code of the env gave up",
         }
         return f"was ended by {name}{hints.get(name, '')}"
     return f"left with exit code {code}"
+
+
+def _shorten(dump: str) -> str:
+    """The stack of the thread that matters, down to where Shoal calls the env."""
+    start = max(dump.rfind("Current thread"), 0)
+    fatal = dump[: dump.find("\n")] + "\n" if dump.startswith("Fatal") else ""
+    lines = dump[start:].split("\n\n")[0].splitlines()
+    own = itertools.takewhile(lambda line: "shoal/backends/" not in line, lines)
+    return fatal + "\n".join(itertools.islice(own, STACK_LINES))
 
 
 class PipesBell:
@@ -289,26 +401,61 @@ class PipesBell:
 
 
 class Supervisor:
-    """A thread that sleeps on the workers' sentinels and cries out when one ends."""
+    """A thread that sleeps on the workers' sentinels and cries out when one ends; notes their memory meanwhile."""
 
     def __init__(self, workers: Sequence[ProcessWorker], cry: Callable[[], None]):
         self._watched = {worker.sentinel: worker for worker in workers}
         self._cry = cry
+        self._lock = threading.Lock()
         self._reader, self._writer = os.pipe()
-        self.dead: list[ProcessWorker] = []
+        self._leaving = False
+        self._dead: list[ProcessWorker] = []
         self._thread = threading.Thread(target=self._watch, name="shoal-supervisor", daemon=True)
         self._thread.start()
 
+    def watch(self, worker: ProcessWorker) -> None:
+        """Watch over one more."""
+        with self._lock:
+            self._watched[worker.sentinel] = worker
+        os.write(self._writer, b"!")
+
+    def forget(self, worker: ProcessWorker) -> None:
+        """Do not watch over it any more: it is about to leave, or was heard of already."""
+        with self._lock:
+            self._watched = {key: other for key, other in self._watched.items() if other is not worker}
+            self._dead = [other for other in self._dead if other is not worker]
+        os.write(self._writer, b"!")
+
+    def take_dead(self) -> list[ProcessWorker]:
+        """Those that ended without being asked to, each once."""
+        with self._lock:
+            dead, self._dead = self._dead, []
+        return dead
+
     def _watch(self) -> None:
-        while True:
-            ended = connection.wait([*self._watched, self._reader])
+        look = time.monotonic()
+        while not self._leaving:
+            with self._lock:
+                watched = dict(self._watched)
+            ended = connection.wait([*watched, self._reader], LOOK_AT_MEMORY)
             if self._reader in ended:
-                return
-            self.dead += [self._watched.pop(sentinel) for sentinel in ended if isinstance(sentinel, int)]
-            self._cry()
+                os.read(self._reader, 4096)
+            with self._lock:
+                # A descriptor may have gone to another worker while we slept: compare before believing it.
+                gone = [watched[fd] for fd in watched if fd in ended and self._watched.get(fd) is watched[fd]]
+                self._watched = {fd: worker for fd, worker in self._watched.items() if worker not in gone}
+                self._dead += gone
+                left = list(self._watched.values())
+            if gone:
+                self._cry()
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_AT_MEMORY
+                for worker in left:
+                    worker.look_at_memory()
 
     def close(self) -> None:
         """Stop watching; called before the workers are asked to leave."""
+        self._leaving = True
         os.write(self._writer, b"!")
         self._thread.join()
         os.close(self._reader)

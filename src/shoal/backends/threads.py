@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, Stepper, StepperConfig, Summary, build_envs, close_envs
+from shoal.block import BuildError, Stepper, build_envs, close_envs
 from shoal.deadline import Deadline
 from shoal.errors import PoolClosed
+from shoal.messages import StepperConfig, Summary
 from shoal.remote import PackedError
 from shoal.slab import Slab
 
@@ -98,6 +101,10 @@ class ThreadWorker(Worker):
             raise PoolClosed("the pool was closed by another thread")
         return message
 
+    def stack(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or -1)
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-8:]).rstrip()
+
     def ask_to_close(self) -> None:
         if self._state not in ("closing", "closed"):
             self._state = "closing"
@@ -135,8 +142,8 @@ class ThreadWorker(Worker):
         slab, config, pool_bell = attachment
         try:
             self._stepper = Stepper(
-                slab, self.index, self.start, envs, config, self._outbox.put, self._read_mail, pool_bell, self._bell,
-                same_process=True,
+                slab, self.index, self.start, envs, self._env_fns, config, self._outbox.put, self._read_mail, pool_bell,
+                self._bell, same_process=True,
             )  # fmt: skip
         except BaseException as error:
             close_envs(envs, self.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import queue
 import select
@@ -17,17 +18,19 @@ from typing import Any
 
 import cloudpickle
 
-from shoal import native
+from shoal import native, procs
 from shoal.adapters.gymnasium import install_registry
 from shoal.backends.mail import pack
-from shoal.block import BuildError, Stepper, StepperConfig, build_envs, close_envs
+from shoal.block import BuildError, Stepper, build_envs, close_envs
 from shoal.measurement import time_steps
+from shoal.messages import StepperConfig
 from shoal.remote import dumps, pack_error
 from shoal.slab import Layout, Slab
 
 __all__ = ["Assignment", "main"]
 
 DING = b""  # an empty message: the twin's doorbell
+STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Assignment:
     environ: Mapping[str, str]
     registry: bytes | None
     kind: str  # "native" or "twin": both sides must speak the same
+    mark: str  # what all its descendants carry in their environment
 
 
 class ConnectionBell:
@@ -101,16 +105,41 @@ class Outbox:
             self._thread.join()
 
 
-def main(connection: Connection, assignment: bytes, inherited: list[int]) -> None:
-    """The process's life. `inherited` are descriptors of the caller's that a fork brought along."""
+class SharedFile:
+    """A descriptor that travels to a worker with its start."""
+
+    def __init__(self, fd: int):
+        self.fd = fd
+
+    def __reduce__(self) -> Any:
+        return _open_shared, (reduction.DupFd(self.fd),)
+
+
+def _open_shared(handle: Any) -> SharedFile:
+    return SharedFile(handle.detach())
+
+
+def main(connection: Connection, assignment: bytes, inherited: list[int], diary: SharedFile) -> None:
+    """The process's life.
+
+    Args:
+        inherited: descriptors of the caller's that a fork brought along.
+        diary: where the Python stack goes when the process crashes, or is asked for it.
+    """
     for fd in inherited:
         os.close(fd)
+    faulthandler.enable(file=diary.fd)
+    if STACK_SIGNAL is not None:
+        faulthandler.register(STACK_SIGNAL, file=diary.fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who closes us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
     # When the caller is gone, or has closed us, there is nobody to tell.
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        _work(connection, cloudpickle.loads(assignment))
+    try:
+        with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+            _work(connection, cloudpickle.loads(assignment))
+    finally:
+        procs.end_own_family()
 
 
 def _leave_with_caller(fd: int) -> None:
@@ -121,12 +150,14 @@ def _leave_with_caller(fd: int) -> None:
         continue
     # An orderly close shuts the channel down as well: give the main thread a moment to leave by itself.
     threading.Event().wait(1.0)
+    procs.end_own_family()
     os._exit(0)
 
 
 def _work(connection: Connection, assignment: Assignment) -> None:
     os.environ.clear()
     os.environ.update(assignment.environ)
+    procs.found_family(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
     try:
@@ -135,7 +166,8 @@ def _work(connection: Connection, assignment: Assignment) -> None:
         for data in assignment.env_fns:
             if data not in loaded:
                 loaded[data] = cloudpickle.loads(data)
-        envs, summary = build_envs([loaded[data] for data in assignment.env_fns], assignment.start)
+        env_fns = [loaded[data] for data in assignment.env_fns]
+        envs, summary = build_envs(env_fns, assignment.start)
     except BuildError as error:
         connection.send_bytes(dumps((error.env_id, error.error)))
         return
@@ -152,8 +184,9 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     channel = _Channel(connection, outbox, slab, assignment.index)
     bell = ConnectionBell(connection, outbox.send)
     stepper = Stepper(
-        slab, assignment.index, assignment.start, envs, stepper_config, channel.post, channel.read_mail, bell, bell
-    )
+        slab, assignment.index, assignment.start, envs, env_fns, stepper_config, channel.post, channel.read_mail,
+        bell, bell,
+    )  # fmt: skip
     channel.stepper = stepper
     connection.send_bytes(dumps("attached"))
     channel.serve(stepper_config.spin_ns)

@@ -183,9 +183,10 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
     for (;;) {
         uint32_t count = atomic_load(&self->pool_bell->count);
         uint32_t alarm = atomic_load(&self->pool_bell->alarm);
+        /* The alarm first: where others are always ready, nobody would ever hear of the one that is gone. */
+        if (alarm != self->alarm_seen) return COLLECT_ALARM;
         int64_t ready = lanes_scan(self, wanted, need);
         if (ready >= need) return ready;
-        if (alarm != self->alarm_seen) return COLLECT_ALARM;
         if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
         int result;
         Py_BEGIN_ALLOW_THREADS
@@ -281,20 +282,22 @@ static int lanes_accept_actions(Lanes *self, PyObject *actions) {
     return fits;
 }
 
-/* step(actions, run or None, spin_ns) -> slot | status << 8, or a CollectResult.
+/* step(actions, run or None, spin_ns, patience_ns (-1: none)) -> slot | status << 8, or a CollectResult.
  * post and collect of all lanes in one call, for actions that need no second look; NOT_TAKEN, with nothing touched,
- * for all others. The slot is MIXED_SLOTS when the lanes are not all in one frame. */
+ * for all others. The slot is MIXED_SLOTS when the lanes are not all in one frame. After `patience_ns` it returns
+ * COLLECT_TIMEOUT, so that the caller may look around; the lanes are pending then, and can be collected. */
 static PyObject *lanes_step(PyObject *object, PyObject *args) {
     Lanes *self = (Lanes *)object;
     PyObject *actions, *run;
-    long long spin_ns;
-    if (!PyArg_ParseTuple(args, "OOL", &actions, &run, &spin_ns)) return NULL;
+    long long spin_ns, patience_ns;
+    if (!PyArg_ParseTuple(args, "OOLL", &actions, &run, &spin_ns, &patience_ns)) return NULL;
     if (atomic_load(&self->in_use)) return PyLong_FromLong(IN_USE);
     if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL || !lanes_accept_actions(self, actions))
         return PyLong_FromLong(NOT_TAKEN);
     for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
     lanes_ring_touched(self);
-    int64_t ready = lanes_run_and_wait(self, run, self->lanes, NULL, -1, spin_ns);
+    int64_t deadline = patience_ns < 0 ? -1 : now_ns() + patience_ns;
+    int64_t ready = lanes_run_and_wait(self, run, self->lanes, NULL, deadline, spin_ns);
     if (ready == COLLECT_RAISED) return NULL;
     if (ready < 0) return PyLong_FromLongLong(ready);
     int status = 0, slot = lanes_take(self, self->lanes, NULL, &status);
@@ -356,7 +359,7 @@ static PyMethodDef lanes_methods[] = {
     {"post", lanes_post, METH_VARARGS, "post(ids | None, op) -> 0, or 1 when a lane was busy"},
     {"collect", lanes_collect, METH_VARARGS,
      "collect(need, wanted, deadline_ns, spin_ns, out, run) -> (count, first, slot, status)"},
-    {"step", lanes_step, METH_VARARGS, "step(actions, run, spin_ns) -> slot | status << 8, or negative"},
+    {"step", lanes_step, METH_VARARGS, "step(actions, run, spin_ns, patience_ns) -> slot | status << 8, or negative"},
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"alarm", lanes_alarm, METH_NOARGS, "wake the waiter: something is wrong"},
     {"heard", lanes_heard, METH_NOARGS, "the alarm was dealt with"},

@@ -16,7 +16,8 @@
 
 #include <stdlib.h>
 
-enum Op { OP_STEP = 0, OP_RESET = 1 };
+enum Op { OP_STEP = 0, OP_RESET = 1 }; /* and others, which are all for the callback `special` */
+enum Stat { STAT_STEPS = 0, STAT_BUSY_NS = 1, STAT_EPISODES = 2, STAT_AT = 3, STAT_SINCE_NS = 4 };
 enum Autoreset { AUTORESET_NEXT_STEP = 0, AUTORESET_SAME_STEP = 1, AUTORESET_DISABLED = 2 };
 enum ActionKind { ACTION_SCALAR = 0, ACTION_ROW = 1, ACTION_CALL = 2 };
 typedef struct {
@@ -283,18 +284,26 @@ static int block_flush(Block *self) {
     return 0;
 }
 
+/* Says which lane is being stepped (`lane` + 1, 0 for none) and since when, for whoever wonders why it takes so long
+ * or why the process is gone. */
+static inline void block_show(Block *self, int64_t lane, int64_t since) {
+    __atomic_store_n(&self->stats[STAT_SINCE_NS], since, __ATOMIC_RELAXED);
+    __atomic_store_n(&self->stats[STAT_AT], lane, __ATOMIC_RELEASE);
+}
+
 /* run() -> how many lanes were stepped. Raises only what `failed` raises (an interrupt in the caller's process). */
 static PyObject *block_run(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Block *self = (Block *)object;
-    int64_t began = now_ns(), stepped = 0;
+    int64_t began = now_ns(), clock = began, stepped = 0;
     uint32_t to_ring = 0;
     int outcome = 0;
     for (int64_t lane = self->start; lane < self->stop && outcome == 0; lane++) {
         uint64_t sequence = atomic_load_explicit(&self->requested[lane], memory_order_acquire);
         if (sequence == atomic_load_explicit(&self->answered[lane], memory_order_relaxed)) continue;
+        block_show(self, lane + 1, clock);
         if ((outcome = block_step_lane(self, lane)) < 0) break;
-        self->done_ns[lane] = now_ns();
+        self->done_ns[lane] = clock = now_ns();
         atomic_store_explicit(&self->answered[lane], sequence, memory_order_release);
         stepped++;
         to_ring++;
@@ -304,11 +313,12 @@ static PyObject *block_run(PyObject *object, PyObject *ignored) {
             outcome = block_flush(self);
         }
     }
-    if (to_ring > 0) bell_ring(self->pool_bell, to_ring);
     if (stepped > 0) {
-        self->stats[0] += stepped;
-        self->stats[1] += now_ns() - began;
+        block_show(self, 0, clock);
+        self->stats[STAT_STEPS] += stepped;
+        self->stats[STAT_BUSY_NS] += clock - began;
     }
+    if (to_ring > 0) bell_ring(self->pool_bell, to_ring);
     if (outcome < 0 || block_flush(self) < 0) return NULL;
     return PyLong_FromLongLong(stepped);
 }
@@ -356,7 +366,7 @@ static PyObject *block_begin(PyObject *object, PyObject *args) {
     self->ended[lane] = 0;
     self->run_return[lane] = 0.0;
     self->run_length[lane] = 0;
-    self->stats[2]++;
+    self->stats[STAT_EPISODES]++;
     if (block_store(self, observation, lane, slot) < 0) return NULL;
     if (!(PyDict_Check(info) && PyDict_Size(info) == 0) && block_callback(self->note, lane, slot, info, NULL) < 0)
         return NULL;

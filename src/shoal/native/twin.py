@@ -18,10 +18,12 @@ __all__ = ["Bell", "Block", "Lanes", "native_block", "native_lanes", "outside"]
 
 Array = npt.NDArray[Any]
 
-OP_STEP, OP_RESET = 0, 1
+OP_STEP, OP_RESET, OP_RESTART = 0, 1, 2
 LANE_IDLE, LANE_PENDING = 0, 1
 COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = -1, -2, -4, -5
 POST_OK, POST_BUSY_LANE = 0, 1
+# Places in a worker's row of the slab's `stats`; at: the lane that is being stepped + 1, since_ns: since when.
+STAT_STEPS, STAT_BUSY_NS, STAT_EPISODES, STAT_AT, STAT_SINCE_NS = range(5)
 AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
 ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
 
@@ -82,7 +84,7 @@ class Lanes:
     def use_action(self, leaf: tuple[Any, ...], low: Array, high: Array) -> None:
         """For the C core's `step`; the twin has no such short cut."""
 
-    def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int) -> int:
+    def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int, patience_ns: int) -> int:
         """Post and collect of all lanes in one call: slot | status << 8. NOT_TAKEN by the twin, always."""
         return NOT_TAKEN
 
@@ -141,13 +143,13 @@ class Lanes:
 
     def _wait(self, need: int, wanted: Array | None, deadline_ns: int) -> Array | int:
         while True:
+            if self._alarmed:  # first: where others are always ready, nobody would ever hear of the one that is gone
+                return COLLECT_ALARM
             ready = np.flatnonzero((self._state == LANE_PENDING) & (self._answered == self._requested))
             if wanted is not None:
                 ready = np.intersect1d(ready, wanted)
             if len(ready) >= need:
                 return ready
-            if self._alarmed:
-                return COLLECT_ALARM
             left = _seconds_left(deadline_ns)
             if left == 0.0:
                 return COLLECT_TIMEOUT
@@ -216,23 +218,25 @@ class Block:
 
     def run(self) -> int:
         """Step every lane that was asked for; returns how many."""
-        began = time.monotonic_ns()
+        began = clock = time.monotonic_ns()
         lanes = slice(self._start, self._stop)
         asked = np.flatnonzero(self._requested[lanes] != self._answered[lanes]) + self._start
         for lane in asked.tolist():
             sequence = self._requested[lane]
+            self._stats[STAT_SINCE_NS], self._stats[STAT_AT] = clock, lane + 1
             try:
                 self._step(lane, int(self._slot[lane]))
             except BaseException as error:
                 self._failed(lane, int(self._slot[lane]), error)
-            self._done_ns[lane] = time.monotonic_ns()
+            self._done_ns[lane] = clock = time.monotonic_ns()
             self._answered[lane] = sequence
             if self._publish_each:
                 self._pool_bell.ring()
                 self._flush()
         if len(asked):
-            self._stats[0] += len(asked)
-            self._stats[1] += time.monotonic_ns() - began
+            self._stats[STAT_AT] = 0
+            self._stats[STAT_STEPS] += len(asked)
+            self._stats[STAT_BUSY_NS] += clock - began
             if not self._publish_each:
                 self._pool_bell.ring()
         self._flush()
@@ -280,7 +284,7 @@ class Block:
                 array[slot, lane] = 0
         self._frame["began"][slot, lane] = True
         self._ended[lane] = self._run_return[lane] = self._run_length[lane] = 0
-        self._stats[2] += 1
+        self._stats[STAT_EPISODES] += 1
         self._store(lane, slot, observation)
         if not isinstance(info, dict) or info:
             self._note(lane, slot, info)

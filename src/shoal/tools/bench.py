@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from shoal.procs import stolen_seconds
 from shoal.tools.contenders import Contender, Opened, Role
 from shoal.tools.host import Host, Lost, run_together
-from shoal.tools.procs import stolen_seconds
 from shoal.tools.work import Work
 
 Notify = Callable[[str], None]

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shoal.tools import procs
+from shoal import procs
 
 # module -> the distribution that carries it
 INTEGRATIONS = {

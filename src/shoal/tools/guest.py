@@ -29,7 +29,7 @@ class Guest:
         """Build the runner and reset it; importing its library is not part of the time."""
         from importlib import import_module
 
-        from shoal.tools import procs
+        from shoal import procs
         from shoal.tools.contenders import Opened
 
         if contender.runner.requires:

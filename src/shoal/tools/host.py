@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from shoal.tools import procs
+from shoal import procs
 from shoal.tools.contenders import Contender, Opened, Tally
 from shoal.tools.work import Work
 

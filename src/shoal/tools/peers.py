@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tools import procs
+from shoal import procs
 from shoal.tools.contenders import Contender, VectorRunner
 from shoal.tools.errors import Skip
 from shoal.tools.work import Work

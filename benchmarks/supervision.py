@@ -1,0 +1,151 @@
+"""What supervision costs: 64 CartPoles with and without it, in turns, in one run.
+
+Each variant lives in an interpreter of its own and steps when it is its turn, so that a busy machine hits all alike:
+
+- bare: no supervisor thread, no look around in long waits (both switched off by hand here; users cannot)
+- default: as everybody gets it
+- restart: on_error="restart" with step_timeout and recycle_after, all that can be asked for
+- before: an older checkout, built in place, whose folder `--before` names; for what is in the C core
+
+python benchmarks/supervision.py --rounds 61
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+NUM_ENVS, WORKERS = 64, 2
+EVERYTHING = {"on_error": "restart", "step_timeout": 60.0, "recycle_after": 1 << 40}
+VARIANTS: dict[str, dict[str, Any]] = {"bare": {}, "default": {}, "restart": EVERYTHING}
+
+
+class Variant:
+    """One interpreter with a pool, asked over a pipe."""
+
+    def __init__(self, name: str, source: Path | None = None):
+        path = os.pathsep.join([str(source)] if source else [])
+        env = {**os.environ, "PYTHONPATH": path} if path else dict(os.environ)
+        command = [sys.executable, __file__, "--guest", name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.version = self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a variant has died with status {self._process.wait()}")
+        return json.loads(line)
+
+    def run(self, seconds: float) -> float:
+        """Steps per second."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{seconds}\n")
+        self._process.stdin.flush()
+        return float(self._read())
+
+    def close(self) -> None:
+        """Let it go."""
+        self._process.communicate()
+
+
+def guest(name: str) -> None:
+    """Step whenever a line comes in."""
+    import numpy as np
+
+    import shoal
+    from shoal import crew
+
+    if name == "bare":
+        from shoal import vigil
+
+        class Nobody:
+            def __init__(self, *_: Any):
+                pass
+
+            def take_dead(self) -> list[Any]:
+                return []
+
+            def close(self) -> None:
+                pass
+
+        crew.Supervisor = Nobody  # type: ignore[misc,assignment]
+        vigil.Vigil.patience_ns = -1  # type: ignore[method-assign,assignment]
+    options = VARIANTS.get(name, {})
+    envs = shoal.make("CartPole-v1", num_envs=NUM_ENVS, backend="processes", num_workers=WORKERS, **options)
+    envs.reset(seed=0)
+    actions = [np.random.default_rng(i).integers(0, 2, NUM_ENVS) for i in range(64)]
+    print(json.dumps(shoal.__file__), flush=True)
+    for line in sys.stdin:
+        seconds, calls, start = float(line), 0, time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            envs.step(actions[calls % 64])
+            calls += 1
+        print(json.dumps(calls * NUM_ENVS / (time.perf_counter() - start)), flush=True)
+    envs.close()
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    import common
+    from shoal.tools import doctor
+    from shoal.tools.cli import progress
+
+    parser = common.parser(str(__doc__).partition("\n")[0], 0.2, 41)
+    parser.add_argument("--before", type=Path, metavar="DIR", help="an older checkout, built in place")
+    parser.add_argument("--guest", help="for the script's own use")
+    options = parser.parse_args()
+    if options.guest:
+        guest(options.guest)
+        return
+    found = {name: Variant(name) for name in VARIANTS}
+    if options.before:
+        found["before"] = Variant("before", options.before.resolve() / "src")
+    rates: dict[str, list[float]] = {name: [] for name in found}
+    order = list(found)
+    with progress(options.rounds * len(found)) as notify:
+        for number in range(-3, options.rounds):  # the first three only warm up
+            random.Random(number).shuffle(order)
+            for name in order:
+                rate = found[name].run(options.seconds)
+                if number >= 0:
+                    notify(f"round {number + 1}: {name}")
+                    rates[name].append(rate)
+    for variant in found.values():
+        variant.close()
+    report(rates, options.out, doctor.facts(), {name: variant.version for name, variant in found.items()})
+
+
+def report(rates: dict[str, list[float]], out: Path, machine: Any, versions: dict[str, str]) -> None:
+    """Print and save the ratios to the bare variant, and to the older checkout where there is one."""
+    against = [name for name in ("bare", "before") if name in rates]
+    grid = Table(title=f"{NUM_ENVS} CartPoles, processes x {WORKERS}", title_justify="left")
+    for head in ("", "steps/s", *(f"/ {name} (quartiles)" for name in against)):
+        grid.add_column(head, justify="right" if head else "left")
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for name, own in rates.items():
+        cells = []
+        for other in against:
+            each = [mine / theirs for mine, theirs in zip(own, rates[other], strict=True)]
+            low, middle, high = statistics.quantiles(each, n=4)
+            ratios.setdefault(name, {})[other] = [low, middle, high]
+            cells.append(f"{middle:.3f} ({low:.3f}..{high:.3f})")
+        grid.add_row(name, f"{statistics.median(own):,.0f}", *cells)
+    Console().print(grid)
+    out.mkdir(parents=True, exist_ok=True)
+    document = {"machine": machine, "versions": versions, "rates": rates, "ratios": ratios}
+    (out / "supervision.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

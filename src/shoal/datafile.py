@@ -1,0 +1,466 @@
+"""Plain values as data: a JSON document beside numpy arrays, and the one file that holds both.
+
+Plain is what can be written down in full and read again without running anybody's code: None, bool, int, float,
+complex, str, bytes, list, tuple, dict, set, frozenset, deque, numpy's arrays and scalars without objects in them, its
+dtypes, and the random generators of numpy and of Python. Their exact types only: a subclass may hold more than we see.
+
+What was one object is one object again, cycles included. A set comes back equal, but maybe in another order: Python
+orders it by what was ever in it, which nobody can see. An env that draws from a set has to sort it first.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import os
+import random
+import struct
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["CannotSave", "DataError", "Decoder", "Encoded", "Encoder", "decode", "encode", "read_file", "write_file"]
+
+Array = npt.NDArray[Any]
+Node = Any  # what JSON can hold: a list is a tag and what belongs to it, all else stands for itself
+Place = Any  # what messages call a value: a text, or a pair of the place of its container and its key therein
+
+WHAT, VERSION = "shoal snapshot", 1
+INLINE_BYTES = 512  # smaller arrays stand in the document: thousands of them would make a slow file
+_UNFINISHED = object()
+
+
+class CannotSave(Exception):
+    """Something cannot be saved as it is; the text is the reason.
+
+    Attributes:
+        final: whether no other way would do either: pickle would lose the same thing, silently.
+    """
+
+    def __init__(self, reason: str, final: bool = False):
+        super().__init__(reason)
+        self.final = final
+
+
+class DataError(ValueError):
+    """What was read is not what was written here, or does not fit."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A value as data: a document for JSON, and the arrays that it refers to by their index."""
+
+    document: Node
+    arrays: list[Array]
+
+
+def encode(value: Any) -> Encoded:
+    """A plain value as data, which no longer changes with it.
+
+    Raises:
+        CannotSave: with the place and type of what is not plain, such as "['a'][3], a lock, is no plain data".
+    """
+    encoder = Encoder()
+    return encoder.finish(encoder.node(value, ""))
+
+
+def decode(encoded: Encoded) -> Any:
+    """A new value each time.
+
+    Raises:
+        ValueError: if the document is damaged.
+    """
+    return Decoder(encoded.arrays).decode(encoded.document)
+
+
+class Encoder:
+    """Turns values into nodes. Those of one encoder refer to each other: decode them all, in the same order."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Array] = []
+        self._numbers: dict[int, int] = {}  # by identity; a value gets its number before its parts get theirs
+        self._alive: list[Any] = []  # an id means nothing once its object is gone
+        self._unfinished: set[int] = set()
+        self._found: list[tuple[Place, Array]] = []
+
+    def node(self, value: Any, place: Place) -> Node:
+        """The node of one value."""
+        try:
+            return self._node(value, place)
+        except RecursionError:
+            raise CannotSave(f"{words(place)} is nested too deeply") from None
+
+    def finish(self, document: Node) -> Encoded:
+        """To be called once everything was encoded."""
+        check_overlap(self._found)
+        return Encoded(document, self._arrays)
+
+    def other(self, value: Any, place: Place) -> Node:
+        """The node of what is not plain; a subclass may know more."""
+        raise CannotSave(f"{words(place)}, a {type(value).__name__}, is no plain data")
+
+    def number(self, value: Any) -> None:
+        """Give it the next number, by which it is known if it comes again."""
+        self._numbers[id(value)] = len(self._alive)
+        self._alive.append(value)
+
+    def _node(self, value: Any, place: Place) -> Node:
+        kind = type(value)
+        if kind is bool or kind is str or value is None:
+            return value
+        if kind in _ATOMS:
+            return _ATOMS[kind](value)
+        if id(value) in self._numbers:
+            if id(value) in self._unfinished:
+                raise CannotSave(f"{words(place)} is a {kind.__name__} that holds itself")
+            return ["again", self._numbers[id(value)]]
+        if kind in _CONTAINERS:
+            return self._container(value, place)
+        if kind is np.ndarray:
+            return self._array(value, place)
+        if isinstance(value, np.generic) and (name := dtype_name(value.dtype)) and kind is value.dtype.type:
+            return ["scalar", name, _text(value.tobytes())]
+        if isinstance(value, np.dtype) and (name := dtype_name(value)):
+            return ["dtype", name]
+        return self._generator(value, place) or self.other(value, place)
+
+    def _container(self, value: Any, place: Place) -> Node:
+        self.number(value)
+        kind = type(value)
+        if kind is dict:
+            pairs = [(self._node(key, (place, key)), self._node(item, (place, key))) for key, item in value.items()]
+            return ["dict", *(node for pair in pairs for node in pair)]
+        if kind in _WHOLE:
+            self._unfinished.add(id(value))
+        nodes = [self._node(item, (place, i)) for i, item in enumerate(value)]
+        self._unfinished.discard(id(value))
+        return [kind.__name__, *([value.maxlen] if kind is deque else []), *nodes]
+
+    def _array(self, value: Array, place: Place) -> Node:
+        name = dtype_name(value.dtype)
+        if name is None or not value.itemsize:
+            raise CannotSave(f"{words(place)}, an array of {value.dtype}, is no plain data")
+        check_owner(value, place)
+        self.number(value)
+        self._found.append((place, value))
+        # Sums depend on the order in memory: the axes keep theirs.
+        axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
+        dense = np.array(value.transpose(axes), order="C", copy=True)
+        return ["array", name, dense.shape, axes, value.flags.writeable, self._data(dense, name)]
+
+    def _data(self, dense: Array, name: str) -> Node:
+        if name:
+            data, first = dense.tobytes(), dense.reshape(-1)[:1].tobytes()
+            if dense.size > 1 and data == first * dense.size:  # as the bounds of most spaces are
+                return ["all", _text(first)]
+            if len(data) <= INLINE_BYTES:
+                return _text(data)
+        self._arrays.append(dense)
+        return len(self._arrays) - 1
+
+    def _generator(self, value: Any, place: Place) -> Node:
+        """A random generator as data, None if it is none of those known."""
+        kind = type(value)
+        if isinstance(value, np.random.BitGenerator) and getattr(np.random, kind.__name__, None) is kind:
+            self.number(value)
+            seeds = getattr(value, "seed_seq", getattr(value, "_seed_seq", None))
+            # Generator.spawn asks these how many children there were.
+            seeds = seeds.state if type(seeds) is np.random.SeedSequence else seeds
+            return ["bits", kind.__name__, self._node(value.state, place), self._node(seeds, place)]
+        if kind not in (np.random.Generator, np.random.RandomState, random.Random):
+            return None
+        self.number(value)
+        if kind is random.Random:
+            return ["random", self._node(value.getstate(), place)]
+        if kind is np.random.Generator:
+            return ["generator", self._node(value.bit_generator, place)]
+        state = value.get_state(legacy=False)
+        return ["randomstate", self._node(value._bit_generator, place), state["has_gauss"], _float(state["gauss"])]
+
+
+class Decoder:
+    """Turns nodes into values again."""
+
+    def __init__(self, arrays: Sequence[Array]):
+        self._arrays = arrays
+        self._values: list[Any] = []  # by their numbers
+
+    def decode(self, node: Node) -> Any:
+        """The value of a node.
+
+        Raises:
+            ValueError: if the node is damaged.
+        """
+        try:
+            return self.value(node)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"the data are damaged ({type(error).__name__}: {error})") from error
+
+    def other(self, tag: str, parts: list[Node]) -> Any:
+        """The value of a node that is not plain; a subclass may know more."""
+        raise DataError(f"the data are damaged: they hold {tag!r}, which is unknown")
+
+    def number(self, value: Any = _UNFINISHED) -> int:
+        """The counterpart of the encoder's."""
+        self._values.append(value)
+        return len(self._values) - 1
+
+    def replace(self, old: Any, new: Any) -> None:
+        """From now on, what refers to the one gets the other."""
+        self._values = [new if value is old else value for value in self._values]
+
+    def value(self, node: Node) -> Any:
+        """As decode, but what goes wrong with a damaged node is raised as it is."""
+        if not isinstance(node, list | dict):
+            return node
+        tag, *parts = node
+        if tag == "again":
+            found = self._values[parts[0]]
+            return found if found is not _UNFINISHED else self.other(tag, parts)
+        if tag in _MAKE_ATOM:
+            return _MAKE_ATOM[tag](*parts)
+        if tag in _GROWING:
+            return self._growing(tag, parts)
+        if tag == "array":
+            return self._values[self.number(self._array(*parts))]
+        if tag in _MAKE_WHOLE:
+            number = self.number()
+            self._values[number] = _MAKE_WHOLE[tag]([self.value(part) for part in parts])
+            return self._values[number]
+        return self.other(tag, parts)
+
+    def _growing(self, tag: str, parts: list[Node]) -> Any:
+        """Those that are there before their parts, which may refer to them."""
+        made: Any = deque(maxlen=parts[0]) if tag == "deque" else _GROWING[tag]()
+        self.number(made)
+        if tag == "dict":
+            for key, item in zip(parts[::2], parts[1::2], strict=True):
+                name = self.value(key)  # before the item: the numbers count on it
+                made[name] = self.value(item)
+        elif tag == "set":
+            made.update([self.value(part) for part in parts])
+        else:
+            made.extend([self.value(part) for part in (parts[1:] if tag == "deque" else parts)])
+        return made
+
+    def _array(self, name: str, shape: list[int], axes: list[int], writeable: bool, data: Node) -> Array:
+        dense: Array
+        if isinstance(data, int):
+            dense = self._arrays[data] if not name else self._arrays[data].view(np.dtype(name))
+        else:
+            raw = _bytes(data[1]) * math.prod(shape) if isinstance(data, list) else _bytes(data)
+            dense = np.frombuffer(raw, np.dtype(name))
+        array: Array = dense.reshape(shape).copy()
+        if axes != list(range(len(shape))):
+            array = array.transpose([axes.index(i) for i in range(len(axes))])
+        array.flags.writeable = writeable
+        return array
+
+
+def words(place: Place) -> str:
+    """A place as messages say it: "its attribute 'fish'['a'][3]"."""
+    keys: list[str] = []
+    while isinstance(place, tuple):
+        place, key = place
+        keys.insert(0, f"[{key!r}]")
+    return f"{place}{''.join(keys)}" or "the value"
+
+
+def check_owner(array: Array, place: Place) -> None:
+    """Refuse a window to memory that something else keeps, and may change behind the env's back."""
+    owner = memory_owner(array)
+    if not isinstance(owner, np.ndarray | bytes | bytearray):
+        text = f"{words(place)} is an array in the memory of a {type(owner).__name__}: let the env keep a copy instead"
+        raise CannotSave(text, final=True)
+
+
+def memory_owner(array: Array) -> Any:
+    """The innermost object that an array's memory belongs to."""
+    inner: Any = array
+    while inner is not None:
+        owner = inner
+        of_numpy = isinstance(owner, np.ndarray) or type(owner).__module__.startswith("numpy")
+        inner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None) if of_numpy else None
+    return owner
+
+
+def check_overlap(found: Iterable[tuple[Place, Array]]) -> None:
+    """Refuse arrays that change together: they would come back as separate ones."""
+    spans = sorted(((*_span(array), place, array) for place, array in found if array.size), key=lambda span: span[:2])
+    reaching: list[tuple[int, int, Place, Array]] = []  # those that begin before the next one and end after its start
+    for span in spans:
+        reaching = [other for other in reaching if other[1] > span[0]]
+        for _, _, place, array in reaching:
+            writeable = array.flags.writeable or span[3].flags.writeable
+            if array is not span[3] and writeable and _share_memory(array, span[3]):
+                text = f"{words(place)} and {words(span[2])} are views of the same memory, and would be so no more"
+                raise CannotSave(f"{text}: let the env keep one of them", final=True)
+        reaching.append(span)
+
+
+def _span(array: Array) -> tuple[int, int]:
+    start = array.__array_interface__["data"][0]
+    reach = [stride * (count - 1) for stride, count in zip(array.strides, array.shape, strict=True)]
+    return start + sum(min(r, 0) for r in reach), start + sum(max(r, 0) for r in reach) + array.itemsize
+
+
+def _share_memory(one: Array, other: Array) -> bool:
+    shares_memory: Callable[..., bool] = np.shares_memory
+    try:
+        return shares_memory(one, other, max_work=10_000)
+    except RuntimeError:  # too hard to tell
+        return True
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str | None:
+    """The name that numpy turns into this very type, "" if only its file format can, None if it is not plain."""
+    # The letter for the cache: C types of one size are equal, and still have scalars of different types.
+    return _dtype_name(dtype, dtype.char)
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: np.dtype[Any], char: str) -> str | None:
+    if dtype.hasobject or dtype.kind not in "biufcmMSUV":
+        return None
+    if dtype.kind != "V":
+        names = [name for name in (dtype.str, char) if np.dtype(name) == dtype and np.dtype(name).char == char]
+        return names[0] if names else ""
+    try:
+        return "" if np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype)) == dtype else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _float(value: float) -> Node:
+    # A nan has a payload, and JSON has no word for it nor for infinity.
+    return float(value) if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
+
+
+def _make_float(node: Node) -> float:
+    return float(struct.unpack(">d", bytes.fromhex(node[1]))[0]) if isinstance(node, list) else float(node)
+
+
+def _make_bits(parts: list[Any]) -> np.random.BitGenerator:
+    name, state, seeds = parts
+    kind = getattr(np.random, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
+        raise DataError(f"the data are damaged: numpy has no bit generator {name!r}")
+    bits: np.random.BitGenerator = kind(0 if seeds is None else np.random.SeedSequence(**seeds))
+    bits.state = state
+    return bits
+
+
+def _make_random_state(parts: list[Any]) -> np.random.RandomState:
+    bits, has_gauss, gauss = parts
+    made = np.random.RandomState(bits)
+    made.set_state({**bits.state, "has_gauss": has_gauss, "gauss": gauss})
+    return made
+
+
+def _make_random(parts: list[Any]) -> random.Random:
+    made = random.Random(0)
+    made.setstate(parts[0])
+    return made
+
+
+_GROWING: dict[str, type] = {"list": list, "dict": dict, "set": set, "deque": deque}
+_WHOLE: set[type] = {tuple, frozenset}  # made after their parts, which cannot refer to them
+_CONTAINERS = {*_GROWING.values(), *_WHOLE}
+_ATOMS: dict[type, Callable[[Any], Node]] = {
+    # Python reads decimal numbers up to some length only.
+    int: lambda value: value if -(2**63) <= value < 2**63 else ["int", hex(value)],
+    float: _float,
+    complex: lambda value: ["complex", _float(value.real), _float(value.imag)],
+    bytes: lambda value: ["bytes", _text(value)],
+    np.str_: lambda value: ["str_", str(value)],
+    np.bytes_: lambda value: ["bytes_", _text(bytes(value))],
+}
+_MAKE_ATOM: dict[str, Callable[..., Any]] = {
+    "int": lambda text: int(text, 16),
+    "float": lambda text: _make_float(["float", text]),
+    "complex": lambda real, imag: complex(_make_float(real), _make_float(imag)),
+    "bytes": _bytes,
+    "str_": np.str_,
+    "bytes_": lambda text: np.bytes_(_bytes(text)),
+    "scalar": lambda name, text: np.frombuffer(_bytes(text), np.dtype(name), 1)[0],
+    "dtype": np.dtype,
+}
+_MAKE_WHOLE: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "bits": _make_bits,
+    "generator": lambda parts: np.random.Generator(parts[0]),
+    "randomstate": _make_random_state,
+    "random": _make_random,
+}
+
+
+def write_file(path: str | os.PathLike[str], value: Any) -> None:
+    """Write a plain value to one file, a zip as numpy.savez makes it. At any time, the old file or the new is there.
+
+    Raises:
+        CannotSave: if something in it is not plain.
+    """
+    encoded = encode(value)
+    header = json.dumps({"what": WHAT, "version": VERSION, "value": encoded.document}, allow_nan=False)
+    members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(encoded.arrays)}
+    members["document"] = np.frombuffer(header.encode("ascii"), np.uint8)
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with open(partial, "xb") as file:
+            np.savez(file, **members)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name too must survive a crash
+    finally:
+        os.close(folder)
+
+
+def read_file(path: str | os.PathLike[str]) -> Any:
+    """What write_file wrote. Nothing in the file is executed or unpickled.
+
+    Raises:
+        ValueError: if it is damaged, some other file, or from a newer version.
+    """
+    name = os.fspath(path)
+    with open(path, "rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as members:
+                header = json.loads(bytes(members["document"]))
+                arrays = [members[f"array_{i}"] for i in range(len(members.files) - 1)]
+            what, version = header["what"], header["version"]
+        except Exception as error:
+            raise DataError(f"{name} is damaged or no {WHAT} ({type(error).__name__}: {error})") from error
+    if what != WHAT or not isinstance(version, int):
+        raise DataError(f"{name} is no {WHAT}")
+    if version > VERSION:
+        raise DataError(f"{name} has format {version} of a newer Shoal, and this one reads up to format {VERSION}")
+    try:
+        return decode(Encoded(header.get("value"), arrays))
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error

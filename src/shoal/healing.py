@@ -1,0 +1,351 @@
+"""Keeps a pool going while envs and workers are lost and replaced: who is lost, who is away, which requests must wait.
+
+A lane whose env was lost is `due`: its next request becomes an order to its new env (block.Order), whose answer reports
+the loss once. A request that cannot be posted now, because its worker is being replaced or must rest, is held. Nobody
+else than the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: what was
+asked of the old worker can never be answered by it any more, and is asked of the new one under a new number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shoal import native
+from shoal.backends.base import Worker
+from shoal.backends.processes import ProcessWorker
+from shoal.checks import Ids
+from shoal.crew import Crew, Repair
+from shoal.deadline import Deadline
+from shoal.errors import ShoalError, StepTimeout, WorkerDied
+from shoal.frames import Frames
+from shoal.messages import STATUS_NOTE, Order
+from shoal.remote import PackedError
+from shoal.restarts import Loss, Restarts
+from shoal.slab import Slab
+
+__all__ = ["Healer", "HealthPolicy", "Held"]
+
+WEIGH_EVERY = 0.02  # seconds between two looks at the workers' memory
+SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are
+
+
+@dataclass(frozen=True)
+class HealthPolicy:
+    """What a pool does about losses.
+
+    Attributes:
+        same_step: whether an answer that ends an episode brings the next one's first observation along.
+        restart: whether lost envs are replaced; otherwise the pool is closed when a worker dies.
+        max_restarts, window: the budget, see Restarts.
+        recycle_after: bytes that a worker may grow by until it is replaced at an episode's end; None for any.
+    """
+
+    same_step: bool
+    restart: bool = False
+    max_restarts: int = 10
+    window: float = 600.0
+    recycle_after: int | None = None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether envs may ever be replaced."""
+        return self.restart or self.recycle_after is not None
+
+
+@dataclass(frozen=True)
+class Held:
+    """A request that waits: what was asked for, and when it may be posted at the earliest.
+
+    `objects`: the parts of the action that have no array; None for none.
+    """
+
+    op: int
+    seed: int | None = None
+    options: dict[str, Any] | None = None
+    objects: list[Any] | None = None
+    not_before_ns: int = 0
+
+
+class Healer:
+    """The losses, and the requests that wait for them to be mended.
+
+    Args:
+        state: uint8 [lanes], as the core has it.
+        lanes: the core's Lanes.
+        on_death: closes the pool; returns the error to raise.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        crew: Crew,
+        data: Frames,
+        state: Any,
+        lanes: Any,
+        policy: HealthPolicy,
+        on_death: Callable[[ShoalError], ShoalError],
+    ):
+        self.policy, self.restarts = policy, Restarts(slab.layout.lanes, policy.max_restarts, policy.window)
+        self.held: dict[int, Held] = {}
+        self.troubled = False  # whether anything is out of the ordinary: due, held, away or about to be recycled
+        self._asked: dict[int, Held] = {}  # the last request of a lane that was no plain step
+        self._crew, self._data, self._state, self._lanes, self._on_death = crew, data, state, lanes, on_death
+        self._owner, self._frames = crew.owner_of_lanes(), slab.layout.frames
+        self._slot, self._op, self._status = slab.array("slot"), slab.array("op"), slab.array("status")
+        self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._seen_slot = np.zeros(slab.layout.lanes, np.uint8)  # of the last answer that the caller has seen
+        self._next_weighing = 0.0
+        self._growing: set[int] = set()  # workers that shall be recycled as soon as they have nothing to do
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def sort_out(self, ids: Ids) -> tuple[Ids, list[int]]:
+        """Those of the lanes that can be posted now, and those that must be held."""
+        later = [lane for lane in ids.tolist() if lane in self.restarts.due or self._is_away(int(self._owner[lane]))]
+        return (ids[~np.isin(ids, later)], later) if later else (ids, later)
+
+    def _is_away(self, index: int) -> bool:
+        return self._crew.is_away(index) or index in self._growing
+
+    def hold(self, lane: int, held: Held) -> None:
+        """Keep a request until its worker is there and its time has come."""
+        self.held[lane] = held
+        self.troubled = True
+
+    def resets(self, ids: Ids, seeds: list[int | None], options: dict[str, Any] | None) -> None:
+        """Note resets that are asked for, in case that they have to be asked for again."""
+        for lane, seed in zip(ids.tolist(), seeds, strict=True):
+            self._asked[lane] = Held(native.OP_RESET, seed, options)
+            if seed is not None:
+                self.restarts.seeds[lane] = seed
+
+    def next_release_ns(self) -> int | None:
+        """When something that is held may be posted at the latest; None for "when it is cried out"."""
+        if self._growing:
+            return time.monotonic_ns() + 5_000_000
+        times = [held.not_before_ns for lane, held in self.held.items() if not self._is_away(int(self._owner[lane]))]
+        return min(times, default=None)
+
+    def release(self, tell: Callable[..., bool]) -> None:
+        """Post what was held and need not be any longer. `tell` takes a message to a worker, if that is still there."""
+        now = time.monotonic_ns()
+        posts: dict[int, list[int]] = {native.OP_STEP: [], native.OP_RESET: [], native.OP_RESTART: []}
+        with self._lanes:  # workers are talked to by one thread at a time
+            self._recycle()
+            for lane, held in list(self.held.items()):
+                worker = self._crew.workers[self._owner[lane]]
+                if held.not_before_ns > now or self._is_away(worker.index):
+                    continue
+                if self._prepare(lane, held, worker, tell):
+                    posts[native.OP_RESTART if lane in self.restarts.due else held.op].append(lane)
+        for op, lanes in posts.items():
+            # A worker that was told and then died has taken its lanes back.
+            ids = np.array([lane for lane in lanes if not self._is_away(int(self._owner[lane]))], np.int64)
+            if len(ids) and self._lanes.post(ids, op) == 0:
+                for lane in ids.tolist():
+                    self._asked[lane] = self.held.pop(lane)
+                    self.restarts.due.pop(lane, None)
+        self.look()
+
+    def _prepare(self, lane: int, held: Held, worker: Worker, tell: Callable[..., bool]) -> bool:
+        if lane in self.restarts.due:
+            return tell(worker, "restart", [self._order(lane, held)])
+        if held.op == native.OP_RESET:
+            return tell(worker, "reset", [lane], [held.seed], held.options)
+        return held.objects is None or tell(worker, "actions", [lane], [held.objects])
+
+    def _order(self, lane: int, held: Held) -> Order:
+        seen = int(self._seen_slot[lane])
+        between = self._data.ended_in(seen, lane) and not self.policy.same_step
+        begin = held.op == native.OP_RESET or between
+        seed = self.restarts.seed(lane) if held.seed is None else held.seed
+        return Order(
+            lane, self.restarts.due[lane].rebuild, begin, seed, held.options, seen, self._data.objects_of(lane),
+            self.restarts.report(lane),
+        )  # fmt: skip
+
+    def look(self) -> None:
+        """See whether all is well again."""
+        self.troubled = bool(self.held or self.restarts.due or self._crew.repairs or self._growing)
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def delivered(self, ids: Ids, slot: int) -> None:
+        """The caller has seen these lanes' answers, all in one frame unless `slot` is -1."""
+        if slot >= 0 and len(ids) == len(self._seen_slot):
+            self._seen_slot.fill(slot)
+        else:
+            self._seen_slot[ids] = self._slot[ids] if slot < 0 else slot
+        if self.policy.recycle_after is not None and time.monotonic() >= self._next_weighing:
+            self._look_for_growth(ids)
+
+    def back_to_seen(self, ids: Ids) -> None:
+        """Answers were dropped: the last ones that the caller has seen are the lanes' last ones again."""
+        self._slot[ids] = self._seen_slot[ids]
+
+    def seen_slots(self, ids: Any) -> list[int]:
+        """The frames in which the last answers of these lanes are that the caller has seen."""
+        return [int(slot) for slot in np.unique(self._seen_slot[ids])]
+
+    def realigned(self, slot: int) -> None:
+        """All lanes' last answers are in this frame now."""
+        self._seen_slot[:] = slot
+
+    def retry(self, lane: int, error: PackedError) -> bool:
+        """An env raised, and its answer was taken: hold its request for a new one. False when that was too often."""
+        if not self.policy.restart:
+            return False
+        loss = Loss("raised", f"env {lane} raised in {error.during}: {error.summary}", rebuild=True)
+        delay = self.restarts.blame(lane)
+        if delay is None:
+            self.restarts.due[lane] = loss  # a reset will still give it a new env
+            self.troubled = True
+            return False
+        self.restarts.lose(lane, loss)
+        self._take_back(lane, True, time.monotonic_ns() + int(delay * 1e9))
+        return True
+
+    def _take_back(self, lane: int, guilty: bool, not_before_ns: int = 0) -> None:
+        """Hold a lane's last request once more; it will be written into the same frame.
+
+        Args:
+            guilty: the env was lost over it. A seed that came with it is not tried again: it may be to blame.
+        """
+        op = int(self._op[lane])
+        held = Held(native.OP_STEP) if op == native.OP_STEP else self._asked[lane]
+        self._slot[lane] = (int(self._slot[lane]) - 1) % self._frames
+        if guilty:
+            held = replace(held, seed=None)
+        self.hold(lane, replace(held, objects=None, not_before_ns=not_before_ns))
+
+    # ---- workers -----------------------------------------------------------------------------------------------
+
+    def news(self) -> None:
+        """See who has died and who is back. Raises, with the pool closed, where nothing is to be done about it."""
+        for worker in self._crew.take_dead():
+            self.bury(worker, worker.death())
+        for repair in self._crew.finished():
+            if repair.error is not None:
+                self._try_again(repair, repair.error)
+        self.look()
+
+    def news_if_mended(self) -> None:
+        """Before a call: see who is gone, if that is to be mended rather than told."""
+        if self.policy.restart:
+            self.news()
+
+    def bury(self, worker: Worker, error: ShoalError) -> None:
+        """A worker is gone: have it replaced. Raises, with the pool closed, where that must not be."""
+        if not isinstance(worker, ProcessWorker) or not self.policy.restart or not isinstance(error, WorkerDied):
+            raise self._on_death(error)
+        if self._crew.workers[worker.index] is not worker or self._crew.is_away(worker.index):
+            return  # known
+        culprit = f"worker {worker.index}" if error.env_id is None else error.env_id
+        delay = self.restarts.blame(culprit)
+        worker.bury()
+        if delay is None:
+            raise self._on_death(self._spent(error))
+        story = str(error).partition("\n")[0]
+        loss = Loss("timed out" if worker.condemned else "died", story, rebuild=False)
+        for lane in worker.env_ids:
+            self.restarts.lose(lane, loss)
+            self._orphan(worker, lane, lane == error.env_id)
+        self._growing.discard(worker.index)
+        self._crew.replace(worker, delay)
+        self.troubled = True
+
+    def _orphan(self, worker: Worker, lane: int, guilty: bool) -> None:
+        """A lane's worker is gone. An answer that is whole will be delivered; anything less is asked for again."""
+        if not self._state[lane]:
+            return
+        whole = self._answered[lane] == self._requested[lane]
+        if whole and self._status[self._slot[lane], lane] & STATUS_NOTE:
+            whole = worker.has_note(lane, int(self._requested[lane]))
+        if not whole:
+            self._state[lane] = 0
+            self._answered[lane] = self._requested[lane]  # the new worker must not find half a request
+            self._take_back(lane, guilty)
+
+    def _try_again(self, repair: Repair, error: ShoalError) -> None:
+        """A new worker could not be started."""
+        delay = self.restarts.blame(f"worker {repair.old.index}")
+        if delay is None:
+            raise self._on_death(self._spent(error))
+        loss = Loss("died", str(error).partition("\n")[0], rebuild=False)
+        for lane in repair.old.env_ids:
+            if lane not in self.restarts.due:  # it was to be moved, and its state is lost now
+                self.restarts.lose(lane, loss)
+        self._crew.replace(repair.old, delay)
+
+    def _spent(self, error: ShoalError) -> ShoalError:
+        if isinstance(error, WorkerDied):
+            story, _, rest = str(error).partition("\n")
+            error.args = (story + self.restarts.spent() + (f"\n{rest}" if rest else ""),)
+        return error
+
+    def await_worker(self, index: int, deadline: Deadline) -> Worker:
+        """The worker of this index, once it is there."""
+        while (repair := self._crew.repairs.get(index)) is not None:
+            if not repair.wait(deadline.left):
+                ids = repair.old.env_ids
+                raise StepTimeout(f"worker {index} was not back after {deadline.seconds} s", ids)
+            self.news()
+        return self._crew.workers[index]
+
+    def condemn(self, worker: Worker, lane: int | None, seconds: float) -> bool:
+        """End a worker that takes too long, so that it is replaced. False where that cannot be done."""
+        if not self.policy.restart or not isinstance(worker, ProcessWorker):
+            return False
+        what = "it did not begin to answer" if lane is None else f"env {lane} took longer than step_timeout={seconds:g}"
+        worker.condemn(f"was ended because {what}")
+        return True
+
+    # ---- recycling ---------------------------------------------------------------------------------------------
+
+    def _look_for_growth(self, ids: Ids) -> None:
+        """At the end of an episode: has its worker grown too much?"""
+        limit = self.policy.recycle_after or 0
+        ended = ids[self._data.ended(ids)]
+        if len(ended):
+            self._next_weighing = time.monotonic() + WEIGH_EVERY
+        for index in np.unique(self._owner[ended]).tolist():
+            worker = self._crew.workers[index]
+            if isinstance(worker, ProcessWorker) and not self._is_away(worker.index):
+                worker.look_at_memory()
+                if (worker.memory or 0) - (worker.memory_at_start or 0) > limit:
+                    self._growing.add(worker.index)
+                    self.troubled = True
+
+    def _recycle(self) -> None:
+        """Replace those that have grown too much and have nothing to do."""
+        for index in list(self._growing):
+            worker = self._crew.workers[index]
+            lanes = np.arange(worker.start, worker.stop)
+            busy = self._state[lanes].astype(bool) & (self._answered[lanes] != self._requested[lanes])
+            if isinstance(worker, ProcessWorker) and not busy.any():
+                self._growing.discard(index)
+                self._replace_grown(worker, lanes)
+
+    def _replace_grown(self, worker: ProcessWorker, lanes: Ids) -> None:
+        """Envs in the middle of an episode move to the new worker with their state, where that can be saved."""
+        growth = ((worker.memory or 0) - (worker.memory_at_start or 0)) / 2**20
+        loss = Loss("recycled", f"worker {worker.index} had grown by {growth:.0f} MiB", rebuild=False)
+        # Under same_step the next episode has begun, and its first observation was seen.
+        moving = (lanes if self.policy.same_step else lanes[~self._data.ended(lanes)]).tolist()
+        deadline = Deadline.after(SAVE_TIMEOUT)
+        try:
+            saved = worker.reply(worker.call("save", moving), deadline) if moving else []
+        except ShoalError as error:
+            self.bury(worker, error if isinstance(error, WorkerDied) else worker.death())
+            return
+        states = {lane: state for lane, state in zip(moving, saved, strict=True) if not isinstance(state, PackedError)}
+        self._crew.retire(worker, deadline, states)
+        for lane in lanes.tolist():
+            if lane not in states:
+                self.restarts.lose(lane, loss)
+            self._orphan(worker, lane, False)
