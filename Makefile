@@ -38,19 +38,21 @@ demo: $(VENV)/.ready
 	$(BIN)/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
 	@echo "The plot is in demo/cartpole.png"
 
+# Most tests wait for something: more jobs than cores.
+JOBS ?= 4
 test: test-native test-twin
 
 test-native: $(VENV)/.ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 # The same suite over the twin, less what has no core in it.
 test-twin: $(VENV)/.ready
-	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q tests/contract tests/native tests/faults
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/faults
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20
 faults: $(VENV)/.ready
-	SHOAL_REPEATS=$(REPEATS) $(BIN)/python -m pytest -q tests/faults
+	SHOAL_REPEATS=$(REPEATS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/faults
 
 MINUTES ?= 10
 soak: $(VENV)/.ready

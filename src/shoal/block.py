@@ -226,11 +226,11 @@ class Stepper:
                 self._read_mail()
             asked = self._resets[lane]
             seed = self._first_seeds.get(lane) if asked.seed is None else asked.seed
-            observation, info = env.reset(seed=seed, options=asked.options)
+            observation, info = _reset(env, seed=seed, options=asked.options)
         elif lane in self._first_seeds:
-            observation, info = env.reset(seed=self._first_seeds[lane])
+            observation, info = _reset(env, seed=self._first_seeds[lane])
         else:
-            observation, info = env.reset()
+            observation, info = _reset(env)
         self.core.begin(lane, slot, observation, info, True)
         self._resets.pop(lane, None)  # only now: an interrupted reset is run again
         self._first_seeds.pop(lane, None)
@@ -247,7 +247,7 @@ class Stepper:
             self._orders[lane] = order._replace(rebuild=False)  # an interrupted restart does not build twice
         self._during = "reset"
         if order.begin:
-            observation, info = self.envs[lane - self.start].reset(seed=order.seed, options=order.options)
+            observation, info = _reset(self.envs[lane - self.start], seed=order.seed, options=order.options)
             self.core.begin(lane, slot, observation, {**info, RESTART_INFO: order.report}, True)
         else:
             self._cut_short(lane, slot, order)
@@ -289,7 +289,7 @@ class Stepper:
             values = [self._leaf_value(leaf, None if array is None else array[order.last_slot], lane, objects)
                       for leaf, array in zip(self._leaves, self._targets, strict=True)]  # fmt: skip
             final = {"final_obs": assemble(self._observation_space, values), "final_info": {}}
-            observation, info = self.envs[lane - self.start].reset(seed=order.seed)
+            observation, info = _reset(self.envs[lane - self.start], seed=order.seed)
             self.core.begin(lane, slot, observation, {**final, **info, RESTART_INFO: order.report}, False)
         else:
             self._ended[lane] = 1
@@ -302,7 +302,7 @@ class Stepper:
         # Copied: an env that reuses its arrays or its info would overwrite them in reset.
         final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
         self._during = "reset"
-        observation, reset_info = self.envs[lane - self.start].reset()
+        observation, reset_info = _reset(self.envs[lane - self.start])
         self.core.begin(lane, slot, observation, {**final, **reset_info}, False)
         self._during = "step"
 
@@ -430,6 +430,13 @@ class Stepper:
     def close(self) -> list[tuple[int, PackedError]]:
         """Close the envs; the errors of those that raised."""
         return close_envs(self.envs, self.start)
+
+
+def _reset(env: Any, **arguments: Any) -> tuple[Any, Any]:
+    result = env.reset(**arguments)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"reset must return a tuple (obs, info), got {result!r:.200}")
+    return result
 
 
 def _check_info(info: Any) -> None:

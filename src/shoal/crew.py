@@ -13,6 +13,7 @@ import numpy as np
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.base import Worker, split
 from shoal.backends.inline import InlineWorker, SilentBell
+from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
 from shoal.backends.threads import EventBell, ThreadWorker
 from shoal.deadline import Deadline
@@ -76,9 +77,10 @@ class Crew:
                 self.processes.append(self._new_process(index))
                 self.workers.append(self.processes[-1])
 
-    def _new_process(self, index: int) -> ProcessWorker:
+    def _new_process(self, index: int, start_method: str | None = None) -> ProcessWorker:
         start, stop = self.blocks[index]
-        return ProcessWorker(index, start, stop, self._pickled[start:stop], self._registry, self._start_method)
+        method = start_method or self._start_method
+        return ProcessWorker(index, start, stop, self._pickled[start:stop], self._registry, method)
 
     @property
     def shared(self) -> bool:
@@ -93,9 +95,9 @@ class Crew:
             # The caller's own block last, while the others build theirs.
             order = sorted(self.workers, key=lambda worker: worker is self.inline)
             self._summaries = {worker.index: worker.built(deadline) for worker in order}
+        except ShoalError:
+            raise  # which may be an OSError too: a timeout is one, and an env's own may be
         except OSError as error:
-            if hasattr(error, "env_id"):
-                raise  # the env's own
             raise StartError(
                 f"could not start {len(self.workers)} workers: {error}; use fewer workers, or raise the limit "
                 "that it names"
@@ -179,7 +181,9 @@ class Crew:
         """In the repair's thread: a new worker for the block, ready to step."""
         index = old.index
         deadline = Deadline.after(self._start_timeout)
-        worker = repair.worker = self._new_process(index)
+        # By now this process has threads, and a fork would inherit locks that they hold.
+        method = DEFAULT_START_METHOD if self._start_method == "fork" else None
+        worker = repair.worker = self._new_process(index, method)
         self._launch(worker)
         summary = worker.built(deadline)
         if _spaces(summary) != _spaces(self._summaries[index]):

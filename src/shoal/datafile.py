@@ -424,6 +424,10 @@ def write_file(path: str | os.PathLike[str], value: Any) -> None:
     members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(encoded.arrays)}
     members["document"] = np.frombuffer(header.encode("ascii"), np.uint8)
     target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"{os.fspath(path)} cannot be written: expected the name of a file in an existing folder"
+        )
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         with open(partial, "xb") as file:
@@ -455,7 +459,7 @@ def read_file(path: str | os.PathLike[str]) -> Any:
                 arrays = [members[f"array_{i}"] for i in range(len(members.files) - 1)]
             what, version = header["what"], header["version"]
         except Exception as error:
-            raise DataError(f"{name} is damaged or no {WHAT} ({type(error).__name__}: {error})") from error
+            raise DataError(f"{name} is damaged or no {WHAT}") from error
     if what != WHAT or not isinstance(version, int):
         raise DataError(f"{name} is no {WHAT}")
     if version > VERSION:

@@ -174,6 +174,10 @@ class Frames:
         """Whether a lane's answer in this frame ended an episode."""
         return bool(self._fields["terminated"][slot, lane] or self._fields["truncated"][slot, lane])
 
+    def is_step(self, slot: int, lane: int) -> bool:
+        """Whether a lane's answer in this frame is a step of a running episode, or its natural end."""
+        return not (self._fields["began"][slot, lane] or self._fields["truncated"][slot, lane])
+
     def objects_of(self, lane: int) -> list[Any]:
         """What `keep_objects` was last told of a lane."""
         return [kept[lane] for leaf, kept in zip(self._leaves, self._objects, strict=True) if leaf.kind is Kind.OBJECT]

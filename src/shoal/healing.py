@@ -8,8 +8,9 @@ asked of the old worker can never be answered by it any more, and is asked of th
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from shoal.slab import Slab
 
 __all__ = ["Healer", "HealthPolicy", "Held"]
 
+log = logging.getLogger("shoal")
 WEIGH_EVERY = 0.02  # seconds between two looks at the workers' memory
 SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are
 
@@ -200,15 +202,20 @@ class Healer:
         """An env raised, and its answer was taken: hold its request for a new one. False when that was too often."""
         if not self.policy.restart:
             return False
-        loss = Loss("raised", f"env {lane} raised in {error.during}: {error.summary}", rebuild=True)
-        delay = self.restarts.blame(lane)
+        loss = Loss("raised", f"env {lane} raised in {error.during}: {error.summary}", rebuild=True, culprit=lane)
+        delay = self.restarts.blame(lane, self._has_worked([lane]))
         if delay is None:
             self.restarts.due[lane] = loss  # a reset will still give it a new env
             self.troubled = True
             return False
+        log.warning("restarting: %s", loss.text)
         self.restarts.lose(lane, loss)
         self._take_back(lane, True, time.monotonic_ns() + int(delay * 1e9))
         return True
+
+    def _has_worked(self, lanes: Iterable[int]) -> bool:
+        """Whether one of these lanes has made a step since its env was built anew."""
+        return any(self._data.is_step(int(self._seen_slot[lane]), lane) for lane in lanes)
 
     def _take_back(self, lane: int, guilty: bool, not_before_ns: int = 0) -> None:
         """Hold a lane's last request once more; it will be written into the same frame.
@@ -246,12 +253,15 @@ class Healer:
         if self._crew.workers[worker.index] is not worker or self._crew.is_away(worker.index):
             return  # known
         culprit = f"worker {worker.index}" if error.env_id is None else error.env_id
-        delay = self.restarts.blame(culprit)
+        guilty = worker.env_ids if error.env_id is None else [error.env_id]
+        delay = self.restarts.blame(culprit, self._has_worked(guilty))
         worker.bury()
         if delay is None:
             raise self._on_death(self._spent(error))
         story = str(error).partition("\n")[0]
-        loss = Loss("timed out" if worker.condemned else "died", story, rebuild=False)
+        kind = "timed out" if worker.condemned else "died"
+        loss = Loss(kind, story, rebuild=False, culprit=-1 if error.env_id is None else error.env_id)
+        log.warning("restarting: %s", story)
         for lane in worker.env_ids:
             self.restarts.lose(lane, loss)
             self._orphan(worker, lane, lane == error.env_id)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
+from shoal.adapters.gymnasium import find_spec
 from shoal.dialects.gymnasium import VectorEnv, with_spec
 
 __all__ = ["make"]
@@ -21,11 +21,11 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
         api: whose words the result speaks; "gymnasium" gives a `gymnasium.vector.VectorEnv`.
-        **options: as for `shoal.Pool`: backend, num_workers, autoreset_mode, copy, env_kwargs, ...
+        **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:
         raise ValueError(f"api: expected one of {', '.join(map(repr, _APIS))}, found {api!r}")
     envs = _APIS[api](env, num_envs, **options)
     if isinstance(env, str | EnvSpec):
-        with_spec(envs, gymnasium.spec(env) if isinstance(env, str) else env)
+        with_spec(envs, find_spec(env) if isinstance(env, str) else env)
     return envs

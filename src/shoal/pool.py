@@ -71,7 +71,8 @@ class Pool:
             or a pair (batched space, single space).
         check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
         check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
-        start_method: "forkserver" (default), "spawn" or "fork".
+        start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
+            process, which has threads by then.
         start_timeout: seconds until the envs must be built.
         env_kwargs: keyword arguments for the env's constructor.
     """
@@ -390,7 +391,9 @@ class Pool:
     def snapshot(self, path: str | os.PathLike[str] | None = None, timeout: float | None = None) -> Snapshot:
         """The state of all envs, random generators included, and of the pool; `restore` goes on from there.
 
-        Envs are saved by their own `get_state()` and `set_state(state)`, by their attributes, or by pickling them.
+        Envs are saved by their own `get_state()` and `set_state(state)`, by their attributes, or, where these are no
+        plain data, by pickling them: `Snapshot.pickled` says which. What an env keeps elsewhere is not saved: variables
+        of modules and classes, the global generators of `random` and `numpy.random`, files, servers.
         Steps that are under way are waited for first; their results stay to be received, here and after a restore.
 
         Args:
@@ -406,7 +409,10 @@ class Pool:
         saved = self._scheduler.board.command(ids, "save", lambda rows: (), deadline)
         failed = {env_id: value for env_id, value in enumerate(saved) if isinstance(value, PackedError)}
         if failed:
-            reasons = "; ".join(f"env {env_id}: {value.summary}" for env_id, value in list(failed.items())[:3])
+            first: dict[str, int] = {}
+            for env_id, value in failed.items():
+                first.setdefault(value.summary.partition(": ")[2], env_id)
+            reasons = "; ".join(f"env {env_id}: {reason}" for reason, env_id in list(first.items())[:3])
             raise CannotSnapshot(f"{len(failed)} of {self.num_envs} envs cannot be saved. {reasons}", list(failed))
         found = Snapshot(
             self._about(), saved, read_fields(self._slab, self._obs_fields(), self._slab.array("slot")),

@@ -16,14 +16,19 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds before the second restart in a 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why an env is gone: `kind` is "raised", "died", "timed out" or "recycled", `text` the story in one line.
+    """Why an env is gone.
 
-    `rebuild`: its worker lives, and still has the old env.
+    Attributes:
+        kind: "raised", "died", "timed out" or "recycled".
+        text: the story in one line.
+        rebuild: its worker lives, and still has the old env.
+        culprit: the env that is to blame, which may be another one of the same worker; -1 where nobody is.
     """
 
     kind: str
     text: str
     rebuild: bool
+    culprit: int = -1
 
 
 class Restarts:
@@ -42,9 +47,14 @@ class Restarts:
         self.seeds: list[int | None] = [None] * lanes  # the last that the caller has given
         self._clock = clock
         self._caused: dict[Any, deque[float]] = {}
+        self._in_vain: dict[Any, int] = {}  # restarts in a row without a step in between
 
-    def blame(self, culprit: Any) -> float | None:
-        """Note a restart that somebody has caused: the seconds to wait before it, None when the budget is spent."""
+    def blame(self, culprit: Any, progress: bool = False) -> float | None:
+        """Note a restart that somebody has caused: the seconds to wait before it, None when the budget is spent.
+
+        Args:
+            progress: whether the culprit has worked since its last restart; then there is no reason to wait.
+        """
         now = self._clock()
         past = self._caused.setdefault(culprit, deque())
         while past and past[0] < now - self.window:
@@ -52,7 +62,8 @@ class Restarts:
         if len(past) >= self.limit:
             return None
         past.append(now)
-        return 0.0 if len(past) == 1 else float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** (len(past) - 2)))
+        vain = self._in_vain[culprit] = 0 if progress or len(past) == 1 else self._in_vain.get(culprit, 0) + 1
+        return 0.0 if vain == 0 else float(min(LONGEST_DELAY, FIRST_DELAY * 2 ** (vain - 1)))
 
     def spent(self) -> str:
         """For the message when the budget is."""
@@ -73,4 +84,4 @@ class Restarts:
     def report(self, lane: int) -> dict[str, Any]:
         """For the info of the lane's next answer."""
         loss = self.due[lane]
-        return {"cause": loss.kind, "count": self.counts[lane], "message": loss.text}
+        return {"cause": loss.kind, "count": self.counts[lane], "culprit": loss.culprit, "message": loss.text}

@@ -224,6 +224,7 @@ class Scheduler:
                 raise _concurrent()
             if code == native.COLLECT_TIMEOUT:  # it is time to look around
                 began_ns = time.monotonic_ns() - self._vigil.patience_ns
+                self._attend(code, deadline, began_ns)
         if code == native.NOT_TAKEN:
             self.send(actions, None)
         try:
@@ -492,12 +493,12 @@ class Scheduler:
         if len(stale):
             raise ResetNeeded(
                 f"env {stale[0]} must be reset before it is stepped: it was never reset, its episode is over "
-                f"or it raised; call reset(env_ids={stale[:8].tolist()}) first"
+                f"or it raised; reset envs {stale[:8].tolist()} first"
             )
 
     def _busy(self, ids: Ids) -> ShoalError:
         busy = ids[self._is_busy(ids)][:8].tolist()
-        return CallPending(f"envs {busy} are still busy with an earlier send: recv their results first")
+        return CallPending(f"envs {busy} have an earlier send whose results were not received: recv them first")
 
     def end(self, why: ShoalError) -> None:
         """Wake whoever waits in another thread: the pool is being closed."""
@@ -516,7 +517,9 @@ class Scheduler:
             return self._late()
         late = self._late()
         if deadline.left == 0.0:
-            message = f"envs {late[:8].tolist()} did not answer within {deadline.seconds} s; recv may be tried again"
+            message = (
+                f"envs {late[:8].tolist()} did not answer within {deadline.seconds} s; they can be waited for again"
+            )
             raise StepTimeout(message, late.tolist())
         self._vigil.speak(began_ns, late.tolist())
         self._end_overdue(late)
@@ -528,7 +531,7 @@ class Scheduler:
         stuck = [(w, lane) for w, lane in self._vigil.overdue(late) if not self._healer.condemn(w, lane, seconds)]
         if stuck:
             ids = [one for worker, lane in stuck for one in ([lane] if lane is not None else worker.env_ids)]
-            message = f"envs {ids} take longer than step_timeout={seconds:g}; recv may be tried again"
+            message = f"envs {ids} take longer than step_timeout={seconds:g}; they can be waited for again"
             raise StepTimeout(message, ids)
 
 

@@ -46,6 +46,10 @@ class Snapshot:
     scheduler: dict[str, Any]
     trusted: bool = True
 
+    def __repr__(self) -> str:
+        kinds = sorted({state.kind for state, _ in self.envs})
+        return f"Snapshot({len(self.envs)} envs, saved by {', '.join(kinds)})"
+
     @property
     def pickled(self) -> list[int]:
         """The envs whose state is a pickle."""

@@ -673,3 +673,25 @@ def test_make_chooses_a_backend_by_itself() -> None:
     assert ours.pool.plan.backend in ("serial", "threads", "processes", "hybrid")
     assert_lockstep(ours, theirs)
     ours.close()
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_the_pools_own_word_for_autoreset_is_understood(mode: str) -> None:
+    envs = shoal.make(CountEnv, num_envs=2, backend="serial", autoreset=mode)
+    assert envs.pool.autoreset == mode
+    envs.close()
+    with pytest.raises(ValueError, match=r"'next_step', 'same_step', 'disabled', found 'never'"):
+        shoal.make(CountEnv, num_envs=2, backend="serial", autoreset="never")
+
+
+def test_ids_with_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_envs.py").write_text(
+        "import gymnasium\ngymnasium.register('TheirEnv-v0', entry_point='envs:CountEnv', max_episode_steps=9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    envs = shoal.make("their_envs:TheirEnv-v0", num_envs=2, backend="processes", num_workers=1)
+    assert envs.reset(seed=4)[0].tolist() == [[4, 0, 0], [5, 0, 0]]
+    assert envs.spec is not None
+    assert envs.spec.id == "TheirEnv-v0"
+    envs.close()
+    gymnasium.registry.pop("TheirEnv-v0")

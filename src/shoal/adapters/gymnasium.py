@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from shoal.errors import BadEnv
 
-__all__ = ["EnvFn", "as_env_fns", "install_registry", "pickle_env_fns", "registry_additions"]
+__all__ = ["EnvFn", "as_env_fns", "find_spec", "install_registry", "pickle_env_fns", "registry_additions"]
 
 EnvFn = Callable[[], Any]
 
@@ -74,7 +75,7 @@ def _from_list(env: Sequence[Any], num_envs: int | None, kwargs: dict[str, Any])
 def _single(env: Any, kwargs: dict[str, Any]) -> EnvFn:
     if isinstance(env, str):
         try:
-            spec = gymnasium.spec(env)
+            spec = find_spec(env)
         except (gymnasium.error.Error, ImportError) as error:
             raise BadEnv(f"there is no registered env {env!r}: {error}") from error
         return FromSpec(spec, kwargs)
@@ -88,6 +89,14 @@ def _single(env: Any, kwargs: dict[str, Any]) -> EnvFn:
     if callable(env):
         return FromCallable(env, kwargs) if kwargs else env
     raise BadEnv(f"expected an env id, a spec, or a function that makes an env, found {type(env).__name__}: {env!r}")
+
+
+def find_spec(env_id: str) -> EnvSpec:
+    """The spec of an id; of "module:id" after importing the module, as `gymnasium.make` does."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.spec(name)
 
 
 def pickle_env_fns(env_fns: Sequence[EnvFn], first: int = 0) -> list[bytes]:

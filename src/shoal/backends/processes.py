@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import select
@@ -171,7 +172,7 @@ class ProcessWorker(Worker):
 
     def receive(self, deadline: Deadline) -> Any:
         if self._death is not None and self._state == "restarting":
-            raise self._death
+            raise self.death()
         while True:
             ready = connection.wait([self._connection, self.sentinel], deadline.left)
             if not ready:
@@ -219,7 +220,7 @@ class ProcessWorker(Worker):
         """What became of the process, in words."""
         if self._death is None:
             self._death = self._tell_of_death()
-        return self._death
+        return copy.copy(self._death)  # each has a traceback of its own
 
     def _tell_of_death(self) -> WorkerDied:
         assert self._process is not None
@@ -233,7 +234,7 @@ class ProcessWorker(Worker):
             message += (
                 "; the kernel has ended processes here because memory ran out: use fewer envs, or recycle_after"
                 if certain
-                else "; the system does so when memory runs out"
+                else "; if nobody else has sent it: the system does so when memory runs out"
             )
         if self.at_work is not None and not self.condemned:
             message += f"; it was running env {self.at_work}"
@@ -357,9 +358,9 @@ def _describe_exit(code: int | None) -> str:
         except ValueError:
             name = f"signal {-code}"
         hints = {
-            "SIGSEGV": "; native code of the env crashed",
-            "SIGBUS": "; native code of the env crashed, or /dev/shm or the disk is full",
-            "SIGABRT": "; native code of the env gave up",
+            "SIGSEGV": "; most likely native code of the env crashed",
+            "SIGBUS": "; most likely native code of the env crashed, or /dev/shm or the disk is full",
+            "SIGABRT": "; most likely native code of the env gave up",
         }
         return f"was ended by {name}{hints.get(name, '')}"
     return f"left with exit code {code}"

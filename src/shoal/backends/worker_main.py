@@ -148,8 +148,8 @@ def _leave_with_caller(fd: int) -> None:
     poller.register(fd, 0)  # hang-up is reported without asking, and data does not wake us
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poller.poll()):
         continue
-    # An orderly close shuts the channel down as well: give the main thread a moment to leave by itself.
-    threading.Event().wait(1.0)
+    # After an orderly close too, when this process has said all: give the main thread a moment to leave by itself.
+    threading.Event().wait(0.1)
     procs.end_own_family()
     os._exit(0)
 

@@ -37,7 +37,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     Args:
         env: as for `shoal.Pool`.
         copy: True (the default, as in Gymnasium) gives arrays that are the caller's own.
-        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it.
+        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is understood as well.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -51,7 +51,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
         **pool_options: Any,
     ):
-        self.autoreset_mode = _autoreset_mode(autoreset_mode)
+        self.autoreset_mode = _autoreset_mode(pool_options.pop("autoreset", autoreset_mode))
         self.copy, self.observation_mode = copy, observation_mode
         pool_options.setdefault("check_actions", "discrete")
         pool_options |= {"copy": copy, "autoreset": _MODES[self.autoreset_mode], "observation_mode": observation_mode}
@@ -322,7 +322,12 @@ class AsyncVectorEnv(VectorEnv):
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
     by_name = {name: enum for enum, name in _MODES.items()}
-    return by_name[mode] if isinstance(mode, str) and mode in by_name else AutoresetMode(mode)
+    if isinstance(mode, str) and mode in by_name:
+        return by_name[mode]
+    try:
+        return AutoresetMode(mode)
+    except ValueError:
+        raise ValueError(f"autoreset: expected one of {', '.join(map(repr, by_name))}, found {mode!r}") from None
 
 
 def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:

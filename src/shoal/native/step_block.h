@@ -223,7 +223,13 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     }
     PyObject *observation = PyTuple_GetItem(result, 0), *info = PyTuple_GetItem(result, 4);
     double reward = PyFloat_AsDouble(PyTuple_GetItem(result, 1));
-    if (reward == -1.0 && PyErr_Occurred()) return -1;
+    if (reward == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "reward must be a number, got %R", PyTuple_GetItem(result, 1));
+        }
+        return -1;
+    }
     int terminated = PyObject_IsTrue(PyTuple_GetItem(result, 2));
     int truncated = PyObject_IsTrue(PyTuple_GetItem(result, 3));
     if (terminated < 0 || truncated < 0) return -1;

@@ -253,7 +253,11 @@ class Block:
         observation, reward, terminated, truncated, info = result
         if isinstance(reward, str | bytes):  # which float() would read
             raise TypeError(f"reward must be a number, got {reward!r}")
-        reward, terminated, truncated = float(reward), bool(terminated), bool(truncated)
+        try:
+            number = float(reward)
+        except TypeError:
+            raise TypeError(f"reward must be a number, got {reward!r}") from None
+        reward, terminated, truncated = number, bool(terminated), bool(truncated)
         self._run_return[lane] = float(self._run_return[lane]) + reward
         self._run_length[lane] += 1
         values = (reward, terminated, truncated, False, 0, self._run_return[lane], self._run_length[lane])
