@@ -73,7 +73,7 @@ def guest(name: str) -> None:
             def __init__(self, *_: Any):
                 pass
 
-            def take_dead(self) -> list[Any]:
+            def dead(self) -> list[Any]:
                 return []
 
             def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal import procs
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.base import Worker, split
 from shoal.backends.inline import InlineWorker, SilentBell
@@ -17,7 +18,7 @@ from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
 from shoal.backends.threads import EventBell, ThreadWorker
 from shoal.deadline import Deadline
-from shoal.errors import ShoalError, SpaceMismatch, StartError
+from shoal.errors import PoolClosed, ShoalError, SpaceMismatch, StartError
 from shoal.messages import StepperConfig, Summary
 from shoal.remote import PackedError
 from shoal.slab import Slab
@@ -50,6 +51,8 @@ class Crew:
         self.workers: list[Worker] = []
         self.processes: list[ProcessWorker] = []
         self.repairs: dict[int, Repair] = {}
+        self._lock = threading.RLock()  # close may come from another thread while a worker is being replaced
+        self._closing = False
         self._supervisor: Supervisor | None = None
         self._pool_bell: Any = SilentBell()
         self._bells: list[Any] = []
@@ -144,9 +147,10 @@ class Crew:
 
     # ---- replacing one -----------------------------------------------------------------------------------------
 
-    def take_dead(self) -> list[ProcessWorker]:
-        """Processes that ended without being asked to, each once."""
-        return [] if self._supervisor is None else self._supervisor.take_dead()
+    def dead(self) -> list[ProcessWorker]:
+        """Processes that ended without being asked to, and were not replaced yet."""
+        supervisor = self._supervisor
+        return [] if supervisor is None else supervisor.dead()
 
     def is_away(self, index: int) -> bool:
         """Whether this worker is being replaced, and hears nothing."""
@@ -159,14 +163,18 @@ class Crew:
             delay: seconds to wait before.
             states: the saved states of envs that shall go on as they were.
         """
-        self._take_off(old)
-        start = functools.partial(self._start_again, old, states or {})
-        self.repairs[old.index] = Repair(old, delay, start, self._cry)
+        with self._lock:
+            if self._closing:
+                raise PoolClosed("the pool is being closed")
+            self._take_off(old)
+            start = functools.partial(self._start_again, old, states or {})
+            self.repairs[old.index] = Repair(old, delay, start, self._cry)
 
     def retire(self, old: ProcessWorker, deadline: Deadline, states: Mapping[int, Any]) -> None:
         """Ask a worker to leave, and begin to replace it."""
         self._take_off(old)
         old.close(deadline)
+        self._end_families([old])
         self.replace(old, 0.0, states)
 
     def _take_off(self, old: Worker) -> None:
@@ -203,38 +211,53 @@ class Crew:
 
     def finished(self) -> list[Repair]:
         """The repairs that have ended since the last look; those that succeeded are at work."""
-        ended = [repair for repair in self.repairs.values() if repair.over]
-        for repair in ended:
-            index = repair.old.index
-            repair.wait(None)
-            del self.repairs[index]
-            worker = repair.worker
-            if repair.error is None and worker is not None:
-                self.workers[index] = worker
-                self.processes.append(worker)
-                self._bells[index] = worker.bell
-                if self._supervisor is not None:
-                    self._supervisor.watch(worker)
+        with self._lock:
+            ended = [repair for repair in self.repairs.values() if repair.over] if not self._closing else []
+            for repair in ended:
+                self._take_on(repair)
         return ended
+
+    def _take_on(self, repair: Repair) -> None:
+        repair.wait(None)
+        index, worker = repair.old.index, repair.worker
+        del self.repairs[index]
+        if repair.error is None and worker is not None:
+            self.workers[index] = worker
+            self.processes.append(worker)
+            self._bells[index] = worker.bell
+            if self._supervisor is not None:
+                self._supervisor.watch(worker)
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
     def dismiss(self, deadline: Deadline) -> list[tuple[int, Any]]:
         """Close all envs and end all workers; the errors of envs' close, by env id."""
-        for repair in self.repairs.values():
-            repair.cancel()
-        self.repairs.clear()
-        if self._supervisor is not None:
-            self._supervisor.close()
-            self._supervisor = None
-        for worker in self.workers:
-            with contextlib.suppress(Exception):
-                worker.ask_to_close()
-        errors = [error for worker in self.workers for error in worker.close(deadline)]
-        if isinstance(self._pool_bell, PipesBell):
-            self._pool_bell.close()
-            self._pool_bell = SilentBell()
+        with self._lock:
+            self._closing = True
+            repairs, self.repairs = list(self.repairs.values()), {}
+            supervisor, self._supervisor = self._supervisor, None
+        workers = [*self.workers, *(repair.worker for repair in repairs if repair.worker is not None)]
+        errors: list[tuple[int, Any]] = []
+        with contextlib.ExitStack() as stack:  # each step, whatever becomes of the ones before it
+            stack.callback(self._end_families, workers)
+            if isinstance(self._pool_bell, PipesBell):
+                stack.callback(self._pool_bell.close)
+                self._pool_bell = SilentBell()
+            for worker in reversed(self.workers):
+                stack.callback(_close_into, errors, worker, deadline)
+            for worker in self.workers:
+                stack.callback(_quietly, worker.ask_to_close)
+            if supervisor is not None:
+                stack.callback(supervisor.close)
+            for repair in repairs:
+                stack.callback(repair.cancel)
         return errors
+
+    @staticmethod
+    def _end_families(workers: Sequence[Worker]) -> None:
+        """End what the envs have started and not ended."""
+        families = [worker.family for worker in workers if isinstance(worker, ProcessWorker)]
+        procs.end_families(dict(family for family in families if family is not None))
 
     def abandon(self) -> None:
         """In a forked child: give up the descriptors, leave the workers to the process that owns them."""
@@ -291,6 +314,15 @@ class Repair:
             self._thread.join(0.05)
         if self.worker is not None:
             self.worker.close(Deadline.after(1.0))
+
+
+def _close_into(errors: list[tuple[int, Any]], worker: Worker, deadline: Deadline) -> None:
+    errors += worker.close(deadline)
+
+
+def _quietly(act: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        act()
 
 
 def _spaces(summary: Summary) -> list[Any]:

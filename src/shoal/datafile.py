@@ -364,6 +364,8 @@ def _make_bits(parts: list[Any]) -> np.random.BitGenerator:
     if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
         raise DataError(f"the data are damaged: numpy has no bit generator {name!r}")
     bits: np.random.BitGenerator = kind(0 if seeds is None else np.random.SeedSequence(**seeds))
+    if name == "MT19937" and not 0 <= state["state"]["pos"] <= 624:
+        raise DataError("the data are damaged: a random generator's position is out of range")  # numpy does not look
     bits.state = state
     return bits
 

@@ -24,7 +24,7 @@ from shoal.crew import Crew, Repair
 from shoal.deadline import Deadline
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
 from shoal.frames import Frames
-from shoal.messages import STATUS_NOTE, Order
+from shoal.messages import STATUS_ERROR, STATUS_NOTE, Order
 from shoal.remote import PackedError
 from shoal.restarts import Loss, Restarts
 from shoal.slab import Slab
@@ -33,6 +33,7 @@ __all__ = ["Healer", "HealthPolicy", "Held"]
 
 log = logging.getLogger("shoal")
 WEIGH_EVERY = 0.02  # seconds between two looks at the workers' memory
+NEVER_SEEN = 255  # no frame has this number
 SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are
 
 
@@ -95,13 +96,17 @@ class Healer:
         self.policy, self.restarts = policy, Restarts(slab.layout.lanes, policy.max_restarts, policy.window)
         self.held: dict[int, Held] = {}
         self.troubled = False  # whether anything is out of the ordinary: due, held, away or about to be recycled
+        self._told: dict[int, Loss] = {}  # what the last order of a lane was about
         self._asked: dict[int, Held] = {}  # the last request of a lane that was no plain step
         self._crew, self._data, self._state, self._lanes, self._on_death = crew, data, state, lanes, on_death
         self._owner, self._frames = crew.owner_of_lanes(), slab.layout.frames
         self._slot, self._op, self._status = slab.array("slot"), slab.array("op"), slab.array("status")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
-        self._seen_slot = np.zeros(slab.layout.lanes, np.uint8)  # of the last answer that the caller has seen
+        self._seen_slot = np.full(
+            slab.layout.lanes, NEVER_SEEN, np.uint8
+        )  # of the last answer that the caller has seen
         self._next_weighing = 0.0
+        self._failed: list[Repair] = []  # those that must be tried again
         self._growing: set[int] = set()  # workers that shall be recycled as soon as they have nothing to do
 
     # ---- requests ----------------------------------------------------------------------------------------------
@@ -148,10 +153,13 @@ class Healer:
         for op, lanes in posts.items():
             # A worker that was told and then died has taken its lanes back.
             ids = np.array([lane for lane in lanes if not self._is_away(int(self._owner[lane]))], np.int64)
-            if len(ids) and self._lanes.post(ids, op) == 0:
-                for lane in ids.tolist():
-                    self._asked[lane] = self.held.pop(lane)
-                    self.restarts.due.pop(lane, None)
+            # Taken off first: an interrupt must not leave a lane both held and posted.
+            taken = {lane: self.held.pop(lane) for lane in ids.tolist()}
+            if len(ids) and self._lanes.post(ids, op) != 0:
+                self.held |= taken
+                continue
+            self._asked |= taken
+            self._told |= {lane: self.restarts.due.pop(lane) for lane in taken if lane in self.restarts.due}
         self.look()
 
     def _prepare(self, lane: int, held: Held, worker: Worker, tell: Callable[..., bool]) -> bool:
@@ -163,7 +171,7 @@ class Healer:
 
     def _order(self, lane: int, held: Held) -> Order:
         seen = int(self._seen_slot[lane])
-        between = self._data.ended_in(seen, lane) and not self.policy.same_step
+        between = seen != NEVER_SEEN and self._data.ended_in(seen, lane) and not self.policy.same_step
         begin = held.op == native.OP_RESET or between
         seed = self.restarts.seed(lane) if held.seed is None else held.seed
         return Order(
@@ -186,13 +194,17 @@ class Healer:
         if self.policy.recycle_after is not None and time.monotonic() >= self._next_weighing:
             self._look_for_growth(ids)
 
-    def back_to_seen(self, ids: Ids) -> None:
-        """Answers were dropped: the last ones that the caller has seen are the lanes' last ones again."""
-        self._slot[ids] = self._seen_slot[ids]
+    def dropped(self, ids: Ids) -> None:
+        """Nobody has seen these answers: the last ones that the caller has seen are the lanes' last ones again."""
+        for lane in ids[self._op[ids] == native.OP_RESTART].tolist():
+            self.restarts.due[lane] = self._told[lane]  # it is still to be told
+            self.troubled = True
+        seen = ids[self._seen_slot[ids] != NEVER_SEEN]
+        self._slot[seen] = self._seen_slot[seen]
 
     def seen_slots(self, ids: Any) -> list[int]:
         """The frames in which the last answers of these lanes are that the caller has seen."""
-        return [int(slot) for slot in np.unique(self._seen_slot[ids])]
+        return [int(slot) for slot in np.unique(self._seen_slot[ids]) if slot != NEVER_SEEN]
 
     def realigned(self, slot: int) -> None:
         """All lanes' last answers are in this frame now."""
@@ -215,7 +227,8 @@ class Healer:
 
     def _has_worked(self, lanes: Iterable[int]) -> bool:
         """Whether one of these lanes has made a step since its env was built anew."""
-        return any(self._data.is_step(int(self._seen_slot[lane]), lane) for lane in lanes)
+        seen = [(int(self._seen_slot[lane]), lane) for lane in lanes]
+        return any(slot != NEVER_SEEN and self._data.is_step(slot, lane) for slot, lane in seen)
 
     def _take_back(self, lane: int, guilty: bool, not_before_ns: int = 0) -> None:
         """Hold a lane's last request once more; it will be written into the same frame.
@@ -234,11 +247,16 @@ class Healer:
 
     def news(self) -> None:
         """See who has died and who is back. Raises, with the pool closed, where nothing is to be done about it."""
-        for worker in self._crew.take_dead():
-            self.bury(worker, worker.death())
-        for repair in self._crew.finished():
-            if repair.error is not None:
-                self._try_again(repair, repair.error)
+        try:
+            for worker in self._crew.dead():
+                self.bury(worker, worker.death())
+            self._failed += [repair for repair in self._crew.finished() if repair.error is not None]
+            while self._failed:
+                self._try_again(self._failed[0], self._failed[0].error)
+                del self._failed[0]
+        except BaseException:
+            self._lanes.alarm()  # an interrupt, halfway: who waits next looks again
+            raise
         self.look()
 
     def news_if_mended(self) -> None:
@@ -281,8 +299,9 @@ class Healer:
             self._answered[lane] = self._requested[lane]  # the new worker must not find half a request
             self._take_back(lane, guilty)
 
-    def _try_again(self, repair: Repair, error: ShoalError) -> None:
+    def _try_again(self, repair: Repair, error: ShoalError | None) -> None:
         """A new worker could not be started."""
+        assert error is not None
         delay = self.restarts.blame(f"worker {repair.old.index}")
         if delay is None:
             raise self._on_death(self._spent(error))
@@ -336,7 +355,10 @@ class Healer:
         for index in list(self._growing):
             worker = self._crew.workers[index]
             lanes = np.arange(worker.start, worker.stop)
-            busy = self._state[lanes].astype(bool) & (self._answered[lanes] != self._requested[lanes])
+            pending = self._state[lanes].astype(bool)
+            # An env that has raised must be told of before anything becomes of its worker.
+            raised = (self._status[self._slot[lanes], lanes] & STATUS_ERROR) != 0
+            busy = pending & ((self._answered[lanes] != self._requested[lanes]) | raised)
             if isinstance(worker, ProcessWorker) and not busy.any():
                 self._growing.discard(index)
                 self._replace_grown(worker, lanes)

@@ -18,6 +18,7 @@ from shoal import native
 from shoal.adapters.gymnasium import as_env_fns
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
+from shoal.block import own_copy
 from shoal.checks import Ids, Seed, check_choice, check_ids, positive_number, spread_seed, whole_number
 from shoal.crew import BACKENDS, Crew
 from shoal.deadline import NEVER, Deadline
@@ -29,7 +30,7 @@ from shoal.plan import Plan, make_plan, spin_times
 from shoal.remote import PackedError
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
-from shoal.snapshot import Snapshot, notes_of, read_fields, write_fields
+from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
 from shoal.spaces import flatten
 from shoal.specs import EnvSpecs, agree
 from shoal.stats import PoolStats, WorkerInfo
@@ -417,7 +418,7 @@ class Pool:
         found = Snapshot(
             self._about(), saved, read_fields(self._slab, self._obs_fields(), self._slab.array("slot")),
             [notes[lane].objects if lane in notes else self.data.objects_of(lane) for lane in range(self.num_envs)],
-            {lane: note.info for lane, note in notes.items()},
+            {lane: own_copy(note.info) for lane, note in notes.items()},
             {**self._scheduler.facts(), "first_seeds": list(self._first_seeds)},
         )  # fmt: skip
         if path is not None:
@@ -441,16 +442,27 @@ class Pool:
         if not isinstance(snapshot, Snapshot):
             snapshot = Snapshot.load(snapshot, trusted)
         snapshot.check(self._about())
+        check_fields(self._slab, self._obs_fields(), snapshot.fields)
+        check_facts(snapshot.scheduler, snapshot.notes, self.num_envs)
+        if len(snapshot.envs) != self.num_envs or len(snapshot.objects) != self.num_envs:
+            raise CannotSnapshot("the snapshot is damaged: it has another number of envs than it says")
         deadline = Deadline.after(timeout)
         ids = np.arange(self.num_envs)
         self._scheduler.drop(ids, deadline)
+        try:
+            return self._go_back(snapshot, ids, deadline)
+        except BaseException as error:
+            # Some envs may be elsewhere in time than others: nothing here can be relied on any more.
+            self._shut(1.0, PoolClosed(f"the pool was closed because a restore failed: {error}"))
+            raise
+
+    def _go_back(self, snapshot: Snapshot, ids: Ids, deadline: Deadline) -> Batch:
         loaded = self._scheduler.board.command(
             ids, "load", lambda rows: ([snapshot.envs[row] for row in rows],), deadline
         )
         for env_id, value in enumerate(loaded):
             if isinstance(value, PackedError):
-                error = value.unpack(env_id, int(self._crew.owner_of_lanes()[env_id]))
-                raise self._break(error)  # half of the envs are elsewhere in time: nothing here can be relied on
+                raise value.unpack(env_id, int(self._crew.owner_of_lanes()[env_id]))
         slot = self.data.free_slot() or 0
         write_fields(self._slab, snapshot.fields, slot)
         for lane, objects in enumerate(snapshot.objects):

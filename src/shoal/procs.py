@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,52 +81,65 @@ def oom_kills() -> int | None:
 # ---- families ------------------------------------------------------------------------------------------------
 
 MARK = "SHOAL_WORKER"  # the environment variable that all of a worker's descendants carry
-_SET_CHILD_SUBREAPER = 36
 
 
 def found_family(mark: str) -> None:
-    """Make this process the head of all its descendants: whatever they do, they stay below it or carry its mark."""
+    """Make this process the head of a session, and mark what it starts: so its descendants can be told from others'."""
     with contextlib.suppress(OSError):
         os.setsid()
-    with contextlib.suppress(Exception):  # Linux only; elsewhere the session has to do
-        # Orphans among its descendants become its own children, also those that leave the session.
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.environ[MARK] = mark
 
 
-def end_own_family() -> None:
-    """Kill all descendants of this process, which has founded its family."""
+def identify(pid: int) -> Process | None:
+    """Return a running process, so that it is not mistaken for a later one of the same pid."""
+    return _stat(pid)
+
+
+def end_children() -> None:
+    """Kill the descendants of this process, if it has any."""
     try:
         tasks = [(PROC / "self/task" / task / "children").read_text() for task in os.listdir(PROC / "self/task")]
     except OSError:  # a kernel without that file, or no /proc
         tasks = ["unknown"]
     if any(text.strip() for text in tasks):
-        end_family(os.getpid())
+        kill(family(os.getpid()))
 
 
-def end_family(pid: int, mark: str | None = None) -> list[int]:
-    """Kill the descendants of `pid`, its session, and who carries the mark; not `pid` itself. Returns whom."""
-    ended: set[int] = set()
-    for _ in range(5):  # they may start others while they are being ended
-        found = {one.pid for one in family(pid)} | (_marked(mark) if mark else set())
-        found -= {pid, os.getpid()}
-        for one in found:
+def kill(processes: Iterable[Process]) -> None:
+    """Kill these very processes, and no later ones of the same pids."""
+    for process in processes:
+        if process.pid != os.getpid() and alive(process):
             with contextlib.suppress(OSError):
-                os.kill(one, signal.SIGKILL)
-        if found <= ended:
-            break
-        ended |= found
-    return sorted(ended)
+                os.kill(process.pid, signal.SIGKILL)
 
 
-def _marked(mark: str) -> set[int]:
-    wanted = f"{MARK}={mark}".encode()
-    found = set()
-    for process in table().values():
-        with contextlib.suppress(OSError):
-            if wanted in (PROC / str(process.pid) / "environ").read_bytes().split(b"\0"):
-                found.add(process.pid)
-    return found
+def end_families(heads: Mapping[str, Process]) -> None:
+    """Kill what is left of families: of each mark its head's session, and whoever carries the mark. One look at all.
+
+    The heads themselves are gone. A session keeps its number while it has members, so that nobody else gets it; but
+    where a later process has the head's pid, the session may be that one's.
+    """
+    if not heads:
+        return
+    oldest = min(head.started for head in heads.values())
+    for _ in range(5):  # they may start others while they are being ended
+        everyone = table()
+        sessions = {head.pid for head in heads.values() if everyone.get(head.pid, head).started == head.started}
+        younger = [process for process in everyone.values() if process.started >= oldest]
+        found = [one for one in younger if one.session in sessions or _mark_of(one.pid) in heads]
+        found = [one for one in found if one.pid != os.getpid()]
+        if not found:
+            return
+        kill(found)
+
+
+def _mark_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        for entry in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+            name, _, value = entry.partition(b"=")
+            if name == MARK.encode():
+                return value.decode(errors="replace")
+    return ""
 
 
 def pss(pids: Iterable[int]) -> list[int]:

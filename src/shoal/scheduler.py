@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -308,7 +309,7 @@ class Scheduler:
             self._some_must_reset = bool(self._must_reset.any())
         # Their next request is written into the same frame, so that what was seen last stays where it is.
         if self._replaces:
-            self._healer.back_to_seen(fine)
+            self._healer.dropped(fine)
         elif not self._data.lends:
             self._slot[fine] = (self._slot[fine].astype(np.int64) - 1) % self._frames
 
@@ -353,7 +354,7 @@ class Scheduler:
         return ids, first, slot, status
 
     def _next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
-        look = self._vigil.next_look(deadline, began_ns, late)
+        look = self._vigil.next_look(deadline, began_ns, None if late is None else self._at_work(late))
         release = self._healer.next_release_ns() if self._healer.troubled else None
         return look if release is None else release if look < 0 else min(look, release)
 
@@ -364,6 +365,10 @@ class Scheduler:
         if self._healer.held:
             late |= self._state[pending] == 0
         return np.asarray(pending[late])
+
+    def _at_work(self, late: Ids) -> Ids:
+        """Those of them that their workers know of: what is held waits for us, and for nobody else."""
+        return late[self._state[late] != 0] if self._healer.held else late
 
     def _received(self, ids: Ids, first: int, slot: int, status: int, deadline: Deadline) -> Ready | None:
         """Lanes that were taken, with their notes; None when one was lost, and all must be waited for once more.
@@ -412,13 +417,15 @@ class Scheduler:
             try:
                 with self._lanes:
                     note = worker.take_note(lane, int(self._requested[lane]), deadline)
-            except (StepTimeout, ConcurrentUse):
-                self._put_back(ids, notes)
-                raise
             except Exception as error:
                 self._put_back(ids, notes)
+                if isinstance(error, StepTimeout | ConcurrentUse):
+                    raise
                 self.board.mourn(worker, error)
                 return None
+            except BaseException:  # an interrupt
+                self._put_back(ids, notes)
+                raise
             if note.objects:
                 self._data.keep_objects(lane, note.objects)
             notes.append((worker, note))
@@ -461,7 +468,7 @@ class Scheduler:
             "must_reset": np.flatnonzero(self._must_reset).tolist(),
             "seeds": list(restarts.seeds),
             "counts": list(restarts.counts),
-            "due": [(lane, loss.kind, loss.text, loss.rebuild) for lane, loss in restarts.due.items()],
+            "due": [(lane, *astuple(loss)) for lane, loss in restarts.due.items()],
         }
 
     def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
@@ -528,7 +535,11 @@ class Scheduler:
     def _end_overdue(self, late: Ids) -> None:
         """End the workers of envs that take too long. Raises where that cannot be done."""
         seconds = self._vigil.seconds or 0.0
-        stuck = [(w, lane) for w, lane in self._vigil.overdue(late) if not self._healer.condemn(w, lane, seconds)]
+        stuck = [
+            (w, lane)
+            for w, lane in self._vigil.overdue(self._at_work(late))
+            if not self._healer.condemn(w, lane, seconds)
+        ]
         if stuck:
             ids = [one for worker, lane in stuck for one in ([lane] if lane is not None else worker.env_ids)]
             message = f"envs {ids} take longer than step_timeout={seconds:g}; they can be waited for again"

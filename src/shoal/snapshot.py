@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.block import own_copy
 from shoal.datafile import CannotSave, read_file, write_file
 from shoal.errors import CannotSnapshot
 from shoal.messages import Note
@@ -108,6 +109,34 @@ def read_fields(slab: Slab, leaves: Sequence[str], slots: Any) -> dict[str, Any]
     return rows | {name: slab.array(name).copy() for name in LANE_FIELDS}
 
 
+def check_fields(slab: Slab, leaves: Sequence[str], fields: dict[str, Any]) -> None:
+    """Raise CannotSnapshot unless these are the fields of this slab, and no others: a file may say anything."""
+    names = {*FRAME_FIELDS, *LANE_FIELDS, *leaves}
+    if set(fields) != names:
+        raise CannotSnapshot(f"the snapshot does not fit: its fields differ in {sorted(names ^ set(fields))[:4]}")
+    for name, values in fields.items():
+        array = slab.array(name)
+        shape = array.shape[1:] if name not in LANE_FIELDS else array.shape
+        if not isinstance(values, np.ndarray) or values.dtype != array.dtype or values.shape != shape:
+            raise CannotSnapshot(f"the snapshot does not fit: its field {name!r} has another shape or type")
+
+
+def check_facts(facts: dict[str, Any], notes: dict[int, Any], lanes: int) -> None:
+    """Raise CannotSnapshot unless the scheduler's part makes sense for so many lanes."""
+    try:
+        named = [*facts["pending"], *facts["must_reset"], *(loss[0] for loss in facts["due"]), *notes]
+        whole = all(type(lane) is int and 0 <= lane < lanes for lane in named)
+        whole &= all(len(facts[name]) == lanes for name in ("seeds", "counts", "first_seeds"))
+        whole &= all(type(count) is int for count in facts["counts"])
+        seeds = [*facts["seeds"], *facts["first_seeds"]]
+        whole &= all(seed is None or type(seed) is int for seed in seeds)
+        whole &= set(notes) <= set(facts["pending"]) and len(set(facts["pending"])) == len(facts["pending"])
+    except (KeyError, TypeError, IndexError, AttributeError):
+        whole = False
+    if not whole:
+        raise CannotSnapshot("the snapshot is damaged: what it says about its lanes makes no sense")
+
+
 def write_fields(slab: Slab, fields: dict[str, Any], slot: int) -> None:
     """The counterpart: all lanes' last answers are in this frame then."""
     for name, values in fields.items():
@@ -117,4 +146,4 @@ def write_fields(slab: Slab, fields: dict[str, Any], slot: int) -> None:
 
 def notes_of(saved: dict[int, dict[str, Any]], objects: list[list[Any]], requested: Any) -> dict[int, Note]:
     """Notes of the answers that wait to be received, as if they had just come."""
-    return {lane: Note(lane, int(requested[lane]), info, objects[lane], None) for lane, info in saved.items()}
+    return {lane: Note(lane, int(requested[lane]), own_copy(info), objects[lane], None) for lane, info in saved.items()}

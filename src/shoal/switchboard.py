@@ -52,6 +52,8 @@ class Switchboard:
         for worker, lanes, rows in self.by_worker(ids):
             ticket = None
             while ticket is None:
+                if self.over is not None:
+                    raise self.over
                 worker = self._healer.await_worker(worker.index, deadline)
                 ticket = self._call(worker, command, lanes, *arguments(rows))
             tickets.append((worker, ticket, rows))
@@ -142,6 +144,10 @@ class Switchboard:
             raise
         except ShoalError as error:
             self.mourn(worker, error)
+            raise
+        except (OSError, ValueError):
+            if self.over is not None:
+                raise self.over from None  # another thread has closed the channel under our hands
             raise
         except BaseException:
             if worker.torn:  # it waits for the rest of a message, and would never answer again

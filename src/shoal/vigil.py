@@ -38,6 +38,8 @@ class Vigil:
         self._seen: dict[int, tuple[Any, int]] = {}  # for each worker: what it was doing, and since when
         self._warned = False
         self._next_round_ns = 0
+        # How long a wait that has just begun may last until the first look; -1 for ever.
+        self.patience_ns = PATIENCE_NS if self._timeout_ns is None else self._timeout_ns
 
     def is_time(self, now_ns: int) -> bool:
         """Whether to look for overdue envs although nobody waits long: where others are always ready, nobody would."""
@@ -46,29 +48,22 @@ class Vigil:
         self._next_round_ns = now_ns + self._timeout_ns // 4
         return True
 
-    @property
-    def patience_ns(self) -> int:
-        """How long a wait that has just begun may last until the first look; -1 for ever."""
-        if self._timeout_ns is not None:
-            return self._timeout_ns
-        return -1 if self._warned else PATIENCE_NS
-
     def next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
         """When to look next in a wait, on the monotonic clock; -1 for never.
 
         Args:
             late: the lanes that have not answered; None when the wait has only begun, and nobody has looked yet.
         """
-        looks = [] if deadline.at_ns < 0 else [deadline.at_ns]
-        if self._timeout_ns is not None:
-            if late is None:
-                looks.append(time.monotonic_ns() + self._timeout_ns)
-            else:
-                self._observe(late)
-                looks += [since + self._timeout_ns for _, since in self._seen.values()]
-        elif not self._warned and deadline.at_ns < 0:
-            looks.append(began_ns + PATIENCE_NS)
-        return min(looks, default=-1)
+        if self._timeout_ns is None:
+            return began_ns + PATIENCE_NS if deadline.at_ns < 0 and not self._warned else deadline.at_ns
+        now = time.monotonic_ns()
+        looks = [now + self._timeout_ns]  # also where nobody is at work yet
+        if late is not None:
+            self._observe(late)
+            looks += [since + self._timeout_ns for _, since in self._seen.values()]
+        if deadline.at_ns >= 0:
+            looks.append(deadline.at_ns)
+        return min(looks)
 
     def next_word(self, deadline: Deadline, began_ns: int) -> int:
         """The same for a wait that has no step_timeout: for the reply to a call."""
@@ -104,9 +99,12 @@ class Vigil:
 
     def speak(self, began_ns: int, late: Sequence[int]) -> None:
         """Warn, once, of a wait that takes long: for whom, and what their workers are doing."""
-        if self._warned or self._timeout_ns is not None or time.monotonic_ns() - began_ns < PATIENCE_NS:
+        limited = self._timeout_ns is not None and not self._crew.repairs  # which is no limit for a new worker's start
+        if self._warned or limited or time.monotonic_ns() - began_ns < PATIENCE_NS:
             return
         self._warned = True
+        if self._timeout_ns is None:
+            self.patience_ns = -1
         indices = dict.fromkeys(int(self._owner[lane]) for lane in late)
         stories = "".join(self._story(index) for index in list(indices)[:4])
         warnings.warn(

@@ -39,17 +39,28 @@ def children(pid: int) -> list[int]:
 
 
 def workers_of(pid: int) -> list[int]:
-    """All processes below this one, without multiprocessing's two helpers (its forkserver's children do count)."""
+    """All processes below this one, without multiprocessing's two helpers.
+
+    Helpers are told by their command line, which the forkserver's children have as well: only direct children are some.
+    """
     found = []
     for child in children(pid):
-        try:
-            command = Path(f"/proc/{child}/cmdline").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if not any(helper in command for helper in HELPERS):
+        if not is_helper(child):
             found.append(child)
-        found += workers_of(child)
+        found += descendants_of(child)
     return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    return [one for child in children(pid) for one in (child, *descendants_of(child))]
+
+
+def is_helper(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return any(helper in command for helper in HELPERS)
 
 
 def alive(pid: int) -> bool:

@@ -13,7 +13,10 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,11 +41,14 @@ from shoal import (
 )
 
 EXAMPLES = float(os.environ.get("SHOAL_EXAMPLES", "1"))  # times as many as usual
-LONG = 20.0  # seconds: longer than anything here takes, and less than a test may last
+LONG, HANGS = 20.0, 30.0  # seconds: longer than anything here takes, and less than a test may last
+
+SLOW, SHRINKING = 10.0, 15.0  # seconds of a program that hangs, and for making one that fails smaller
 
 pytestmark = pytest.mark.timeout(60 * max(1.0, EXAMPLES))
 
 Obs = tuple[int, int, int]
+Program = list[tuple[str, dict[str, Any]]]  # (name, what was drawn for it)
 
 
 # ---- one env -------------------------------------------------------------------------------------------------
@@ -804,13 +810,14 @@ def programs(restarts: bool, kills: bool) -> Any:
     return st.sampled_from(THEMES).flatmap(of)
 
 
-def run(backend: str, restarts: bool, setup: Setup, program: list[tuple[str, dict[str, Any]]]) -> None:
+def run(backend: str, restarts: bool, setup: Setup, program: Program) -> None:
     machine = Machine(backend, restarts, setup)
     try:
-        if setup.reset:
-            machine.run("reset", {"lanes": None, "seed": 10, "options": None})
-        for name, drawn in program:
-            machine.run(name, drawn)
+        with interrupted_after(HANGS):
+            if setup.reset:
+                machine.run("reset", {"lanes": None, "seed": 10, "options": None})
+            for name, drawn in program:
+                machine.run(name, drawn)
     except Exception as error:
         # Where luck has a part in it, a program cannot be run again to see what went before.
         log = [line for line in machine.log if line != "nothing()"]
@@ -819,19 +826,65 @@ def run(backend: str, restarts: bool, setup: Setup, program: list[tuple[str, dic
         machine.end()
 
 
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Ctrl-C, if it takes longer: nothing else gets through to a caller who steps envs itself, for ever."""
+    fired = []
+
+    def fire() -> None:
+        fired.append(True)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    timer = threading.Timer(seconds, fire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not fired:
+            raise
+        raise TimeoutError(f"it was not done after {seconds:g} s") from None
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+class Trial:
+    """Runs programs, and after a failure again and again to make it smaller; but not for ever, if they hang."""
+
+    def __init__(self, backend: str, restarts: bool):
+        self.backend, self.restarts = backend, restarts
+        self.known: dict[str, Exception] = {}  # programs that have failed
+        self.until = float("inf")
+
+    def run(self, setup: Setup, program: Program) -> None:
+        key, began = repr((setup, program)), time.monotonic()
+        if began > self.until:
+            if key in self.known:
+                raise self.known[key]
+            return
+        try:
+            run(self.backend, self.restarts, setup, program)
+        except Exception as error:
+            self.known[key] = error
+            took = time.monotonic() - began
+            self.until = min(self.until, began if took > SLOW else time.monotonic() + SHRINKING)
+            raise
+
+
 def check(backend: str, restarts: bool, examples: int) -> None:
     """Run so many programs."""
-    chosen = settings(
+    trial = Trial(backend, restarts)
+
+    @settings(
         max_examples=max(1, int(examples * EXAMPLES)), deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
         # What depends on luck cannot be made smaller.
         phases=[Phase.generate, Phase.shrink] if backend == "serial" else [Phase.generate],
     )  # fmt: skip
-
-    @chosen
     @given(setups, programs(restarts, kills=restarts and backend in ISOLATED))
-    def one(setup: Setup, program: list[tuple[str, dict[str, Any]]]) -> None:
-        run(backend, restarts, setup, program)
+    def one(setup: Setup, program: Program) -> None:
+        trial.run(setup, program)
 
     one()
 

@@ -470,11 +470,11 @@ def test_reading_unpickles_nothing(tmp_path: Path) -> None:
     trap = np.array([Trap()], object)
     value = ["array", "", [1], [0], True, 0]
     save_members(path, {"what": "shoal snapshot", "version": 1, "value": value}, array_0=trap)
-    with pytest.raises(ValueError, match=r"is damaged or no shoal snapshot .*allow_pickle=False"):
+    with pytest.raises(ValueError, match=r"is damaged or no shoal snapshot"):
         read_file(path)
     with open(path, "wb") as file:
         np.savez(file, document=trap)
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with pytest.raises(ValueError, match="is damaged or no shoal snapshot"):
         read_file(path)
     assert SPRUNG == []
     pickle.loads(pickle.dumps(Trap()))

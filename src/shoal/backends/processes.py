@@ -50,7 +50,11 @@ class ProcessWorker(Worker):
         self._assignment = dumps(assignment)
         self._start_method = start_method
         self._process: process.BaseProcess | None = None
-        self._diary = anonymous_file()
+        self._pid: int | None = None
+        self._self: procs.Process | None = None  # who it is, whoever may get its pid later
+        self._pidfd = -1
+        self._kin: list[procs.Process] = []  # its descendants when we ended it
+        self._diary, self._diary_seen = anonymous_file(), 0
         try:
             self._connection, self._child_end = Pipe(duplex=True)
         except OSError:
@@ -75,7 +79,7 @@ class ProcessWorker(Worker):
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None or self._state in ("closed", "restarting") else self._process.pid
+        return None if self._state in ("closed", "restarting") else self._pid
 
     @property
     def bell(self) -> ConnectionBell:
@@ -88,9 +92,13 @@ class ProcessWorker(Worker):
 
     @property
     def sentinel(self) -> int:
-        """Becomes readable when the process ends."""
+        """Becomes readable when the process ends.
+
+        By the kernel's word where there is one: multiprocessing's own is a pipe, which processes that an env has forked
+        may hold open.
+        """
         assert self._process is not None
-        return self._process.sentinel
+        return self._pidfd if self._pidfd >= 0 else self._process.sentinel
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
         to_close = [*inherited, self._connection.fileno()] if self._start_method == "fork" else []
@@ -100,6 +108,16 @@ class ProcessWorker(Worker):
         )  # fmt: skip
         self._child_end.close()
         self._assignment = b""
+        self._pid = self._process.pid
+        assert self._pid is not None
+        self._self = procs.identify(self._pid)
+        with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system has no such thing
+            self._pidfd = os.pidfd_open(self._pid)
+
+    @property
+    def family(self) -> tuple[str, procs.Process] | None:
+        """By what its descendants are known: their mark, and who their head was."""
+        return None if self._self is None else (self._mark, self._self)
 
     def built(self, deadline: Deadline) -> Summary:
         summary: Summary = self._what_it_found(deadline)
@@ -155,7 +173,7 @@ class ProcessWorker(Worker):
         self.torn = True
         try:
             yield
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except (EOFError, OSError):  # also in the middle of a message
             self.torn = False
             raise self.death() from None
         self.torn = False
@@ -212,9 +230,17 @@ class ProcessWorker(Worker):
     def condemn(self, why: str) -> None:
         """End it at once; `why` is what its death will be put down to."""
         self.condemned = why
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._pid is not None:
+            self._kin = procs.family(self._pid)  # what it has forked and let go is not found once it is gone
+        self._kill()
+
+    def _kill(self) -> None:
+        """End this very process, which the pid alone would not tell from a later one."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        elif self._self is not None:
+            procs.kill([self._self])
 
     def death(self) -> WorkerDied:
         """What became of the process, in words."""
@@ -240,7 +266,7 @@ class ProcessWorker(Worker):
             message += f"; it was running env {self.at_work}"
         if self.memory:
             message += f"; its memory was {self.memory / 2**20:.0f} MiB when last seen"
-        dump = self._read_diary(0)
+        dump = self._read_diary(self._diary_seen)
         if dump:
             message += f"\n\n{_shorten(dump)}"
         return WorkerDied(message, self.index, self.pid, code, self.env_ids, self.at_work, self.memory, dump)
@@ -258,6 +284,7 @@ class ProcessWorker(Worker):
             time.sleep(0.02)
             size = os.fstat(self._diary).st_size
             if size == seen > before:
+                self._diary_seen = size
                 return _shorten(self._read_diary(before))
             seen = size
         return ""
@@ -268,14 +295,20 @@ class ProcessWorker(Worker):
     def bury(self) -> None:
         """After its death: end what it has started, take in what it still had to say, give up all descriptors."""
         self.death()
+        self._kill()  # it may only have lost its channel, or its forkserver
+        if self._self is not None:
+            deadline = Deadline.after(GRACE)
+            while procs.alive(self._self) and not deadline.passed:
+                time.sleep(0.001)
         self.drain()
         self._end_family()
         self._state = "restarting"
         self._release()
 
     def _end_family(self) -> None:
-        if self._process is not None and self._process.pid is not None:
-            procs.end_family(self._process.pid, self._mark)
+        procs.kill(self._kin)
+        if self.family is not None:
+            procs.end_families(dict([self.family]))
 
     def _release(self) -> None:
         if self._process is not None:
@@ -283,9 +316,7 @@ class ProcessWorker(Worker):
                 self._process.close()
         self._child_end.close()
         self._connection.close()
-        if self._diary >= 0:
-            os.close(self._diary)
-            self._diary = -1
+        self._diary, self._pidfd = _closed(self._diary), _closed(self._pidfd)
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
         if self._state in ("closed", "restarting"):
@@ -298,8 +329,7 @@ class ProcessWorker(Worker):
                 words = self._last_words(deadline)
                 errors = words or []
                 self._force_out(deadline)
-                if words is None or self._process.exitcode != 0:  # else it has done so itself
-                    self._end_family()
+                procs.kill(self._kin)
         finally:
             self._release()
         return errors
@@ -337,7 +367,9 @@ class ProcessWorker(Worker):
         assert self._process is not None
         left = deadline.left
         self._process.join(GRACE if left is None else min(left, GRACE))
-        for end in (self._process.terminate, self._process.kill):
+        if self._process.exitcode is None and self._pid is not None:
+            self._kin = procs.family(self._pid)
+        for end in (self._process.terminate, self._kill):
             if self._process.exitcode is not None:
                 return
             with contextlib.suppress(ProcessLookupError):
@@ -347,6 +379,12 @@ class ProcessWorker(Worker):
     def abandon(self) -> None:
         self._state = "closed"
         self._connection.close()
+
+
+def _closed(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1
 
 
 def _describe_exit(code: int | None) -> str:
@@ -427,11 +465,10 @@ class Supervisor:
             self._dead = [other for other in self._dead if other is not worker]
         os.write(self._writer, b"!")
 
-    def take_dead(self) -> list[ProcessWorker]:
-        """Those that ended without being asked to, each once."""
+    def dead(self) -> list[ProcessWorker]:
+        """Those that ended without being asked to, until they are forgotten."""
         with self._lock:
-            dead, self._dead = self._dead, []
-        return dead
+            return list(self._dead)
 
     def _watch(self) -> None:
         look = time.monotonic()

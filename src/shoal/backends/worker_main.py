@@ -139,7 +139,7 @@ def main(connection: Connection, assignment: bytes, inherited: list[int], diary:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             _work(connection, cloudpickle.loads(assignment))
     finally:
-        procs.end_own_family()
+        procs.end_children()  # multiprocessing would wait for its own; the caller ends those that have left us
 
 
 def _leave_with_caller(fd: int) -> None:
@@ -150,7 +150,10 @@ def _leave_with_caller(fd: int) -> None:
         continue
     # After an orderly close too, when this process has said all: give the main thread a moment to leave by itself.
     threading.Event().wait(0.1)
-    procs.end_own_family()
+    procs.end_children()
+    own = procs.identify(os.getpid())
+    if own is not None and os.environ.get(procs.MARK):
+        procs.end_families({os.environ[procs.MARK]: own})
     os._exit(0)
 
 
