@@ -171,7 +171,7 @@ class Healer:
 
     def _order(self, lane: int, held: Held) -> Order:
         seen = int(self._seen_slot[lane])
-        between = seen != NEVER_SEEN and self._data.ended_in(seen, lane) and not self.policy.same_step
+        between = seen == NEVER_SEEN or (self._data.ended_in(seen, lane) and not self.policy.same_step)
         begin = held.op == native.OP_RESET or between
         seed = self.restarts.seed(lane) if held.seed is None else held.seed
         return Order(
@@ -254,6 +254,8 @@ class Healer:
             while self._failed:
                 self._try_again(self._failed[0], self._failed[0].error)
                 del self._failed[0]
+        except Exception:
+            raise  # the pool is closed
         except BaseException:
             self._lanes.alarm()  # an interrupt, halfway: who waits next looks again
             raise

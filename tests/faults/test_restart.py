@@ -287,8 +287,10 @@ def test_others_go_on_while_a_worker_is_away(gate: Path) -> None:
         pool.reset(seed=0)
         kill_worker(pool)
         pool.send([0, 0, 0, 0])
-        seen = set()
-        for _ in range(20):
+        seen: set[int] = set()
+        turns = 0
+        while turns < 20:
+            turns += pool.workers[1].state == "restarting"  # as soon as the pool has heard of it
             batch = pool.recv(timeout=10)
             seen |= set(batch.env_id.tolist())
             pool.send([0], batch.env_id)

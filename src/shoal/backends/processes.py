@@ -422,7 +422,7 @@ class PipesBell:
         os.set_blocking(self._writer, False)
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full, which is as good; or closed, by another thread
             os.write(self._writer, b"!")
 
     def sleep(self, timeout: float | None) -> None:
@@ -435,8 +435,7 @@ class PipesBell:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        os.close(self._reader)
-        os.close(self._writer)
+        self._reader, self._writer = _closed(self._reader), _closed(self._writer)
 
 
 class Supervisor:
