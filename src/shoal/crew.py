@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal import procs
+from shoal import native, procs
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.base import Worker, split
 from shoal.backends.inline import InlineWorker, SilentBell
@@ -199,7 +199,7 @@ class Crew:
         # Nobody else writes there now: the old worker is gone, and lanes are not sent to while it is away.
         for field in ("worker_bells", "mail"):
             self._slab.array(field)[index] = 0
-        self._slab.array("stats")[index, 3:] = 0
+        self._slab.array("stats")[index, [native.STAT_AT, native.STAT_SINCE_NS]] = 0
         worker.attach(self._slab, self._config, self._pool_bell)
         worker.attached(deadline)
         worker.use_ringer(self._ring)

@@ -1,9 +1,9 @@
 """Keeps a pool going while envs and workers are lost and replaced: who is lost, who is away, which requests must wait.
 
-A lane whose env was lost is `due`: its next request becomes an order to its new env (block.Order), whose answer reports
-the loss once. A request that cannot be posted now, because its worker is being replaced or must rest, is held. Nobody
-else than the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: what was
-asked of the old worker can never be answered by it any more, and is asked of the new one under a new number.
+A lane whose env was lost is `due`: its next request becomes an order to its new env (messages.Order), whose answer
+reports the loss once. A request that cannot be posted now, because its worker is being replaced or must rest, is held.
+Nobody else than the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: what
+was asked of the old worker can never be answered by it any more, and is asked of the new one under a new number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from shoal import native
 from shoal.backends.base import Worker
 from shoal.backends.processes import ProcessWorker
-from shoal.checks import Ids
+from shoal.checks import Ids, check_choice, positive_number, whole_number
 from shoal.crew import Crew, Repair
 from shoal.deadline import Deadline
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
@@ -53,6 +53,20 @@ class HealthPolicy:
     max_restarts: int = 10
     window: float = 600.0
     recycle_after: int | None = None
+
+    @classmethod
+    def checked(
+        cls, same_step: bool, on_error: str, max_restarts: Any, restart_window: Any, recycle_after: Any
+    ) -> HealthPolicy:
+        """From a pool's options. Raises ValueError for those that make no sense."""
+        check_choice("on_error", on_error, ("raise", "restart"))
+        return cls(
+            same_step,
+            on_error == "restart",
+            whole_number("max_restarts", max_restarts, 1, 10**9),
+            positive_number("restart_window", restart_window),
+            None if recycle_after is None else whole_number("recycle_after", recycle_after, 1, 2**62),
+        )
 
     @property
     def replaces(self) -> bool:
@@ -102,9 +116,8 @@ class Healer:
         self._owner, self._frames = crew.owner_of_lanes(), slab.layout.frames
         self._slot, self._op, self._status = slab.array("slot"), slab.array("op"), slab.array("status")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
-        self._seen_slot = np.full(
-            slab.layout.lanes, NEVER_SEEN, np.uint8
-        )  # of the last answer that the caller has seen
+        # Of the last answer that the caller has seen.
+        self._seen_slot = np.full(slab.layout.lanes, NEVER_SEEN, np.uint8)
         self._next_weighing = 0.0
         self._failed: list[Repair] = []  # those that must be tried again
         self._growing: set[int] = set()  # workers that shall be recycled as soon as they have nothing to do
@@ -140,6 +153,7 @@ class Healer:
 
     def release(self, tell: Callable[..., bool]) -> None:
         """Post what was held and need not be any longer. `tell` takes a message to a worker, if that is still there."""
+        self.note_posted()
         now = time.monotonic_ns()
         posts: dict[int, list[int]] = {native.OP_STEP: [], native.OP_RESET: [], native.OP_RESTART: []}
         with self._lanes:  # workers are talked to by one thread at a time
@@ -153,14 +167,20 @@ class Healer:
         for op, lanes in posts.items():
             # A worker that was told and then died has taken its lanes back.
             ids = np.array([lane for lane in lanes if not self._is_away(int(self._owner[lane]))], np.int64)
-            # Taken off first: an interrupt must not leave a lane both held and posted.
-            taken = {lane: self.held.pop(lane) for lane in ids.tolist()}
-            if len(ids) and self._lanes.post(ids, op) != 0:
-                self.held |= taken
-                continue
-            self._asked |= taken
-            self._told |= {lane: self.restarts.due.pop(lane) for lane in taken if lane in self.restarts.due}
+            if len(ids):
+                self._lanes.post(ids, op)
+        self.note_posted()
         self.look()
+
+    def note_posted(self) -> None:
+        """What was held and is pending in the core is held no more.
+
+        The core's word counts, whenever somebody asks: an interrupt may come between a post and a note of it.
+        """
+        for lane in [lane for lane in self.held if self._state[lane]]:
+            if lane in self.restarts.due:
+                self._told[lane] = self.restarts.due.pop(lane)
+            self._asked[lane] = self.held.pop(lane)
 
     def _prepare(self, lane: int, held: Held, worker: Worker, tell: Callable[..., bool]) -> bool:
         if lane in self.restarts.due:

@@ -109,7 +109,6 @@ class Pool:
         check_choice("autoreset", autoreset, tuple(native.AUTORESET))
         check_choice("order", order, ("ready", "fifo"))
         check_choice("check_actions", check_actions, ("all", "discrete"))
-        check_choice("on_error", on_error, ("raise", "restart"))
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
         env_fns = as_env_fns(env, num_envs, env_kwargs)
@@ -123,20 +122,10 @@ class Pool:
         self._first_seeds = spread_seed(seed, np.arange(self.num_envs))
         self.on_error = on_error
         self.step_timeout = None if step_timeout is None else positive_number("step_timeout", step_timeout)
-        self._policy = HealthPolicy(
-            autoreset == "same_step",
-            on_error == "restart",
-            whole_number("max_restarts", max_restarts, 1, 10**9),
-            positive_number("restart_window", restart_window),
-            None if recycle_after is None else whole_number("recycle_after", recycle_after, 1, 2**62),
+        self._policy = HealthPolicy.checked(
+            autoreset == "same_step", on_error, max_restarts, restart_window, recycle_after
         )
-        if step_timeout is not None and backend in ("serial", "hybrid"):
-            raise ValueError(
-                f'step_timeout: backend="{backend}" steps envs in this very thread, which cannot be timed out; use '
-                '"processes" or "threads"'
-            )
-        if recycle_after is not None and backend in ("serial", "threads"):
-            raise ValueError(f'recycle_after is for worker processes, and backend="{backend}" has none')
+        _check_limits(backend, step_timeout, recycle_after)
         # Who wants to survive the envs' deaths must not live with them.
         isolate = isolate or (backend == "auto" and (self._policy.replaces or step_timeout is not None))
         deadline = Deadline.after(start_timeout)
@@ -523,6 +512,17 @@ class Pool:
     def __del__(self) -> None:
         if getattr(self, "_fault", True) is None:
             self._shut(1.0, PoolClosed("the pool was garbage collected"))
+
+
+def _check_limits(backend: str, step_timeout: Any, recycle_after: Any) -> None:
+    """Raise ValueError for limits that this backend cannot keep."""
+    if step_timeout is not None and backend in ("serial", "hybrid"):
+        raise ValueError(
+            f'step_timeout: backend="{backend}" steps envs in this very thread, which cannot be timed out; use '
+            '"processes" or "threads"'
+        )
+    if recycle_after is not None and backend in ("serial", "threads"):
+        raise ValueError(f'recycle_after is for worker processes, and backend="{backend}" has none')
 
 
 def _close_all() -> None:

@@ -133,15 +133,11 @@ class Scheduler:
                     )
             self._aim(lanes)
         self._queue(lanes)
-        if not self._healer.troubled:
-            self._post(ids, native.OP_STEP)
-            return
-        now, later = self._healer.sort_out(lanes)  # again: a worker may just have been found dead
-        for lane in later:
-            own_objects = [column[row_of[lane]] for column in objects] if objects else None
-            self._hold(lane, Held(native.OP_STEP, objects=own_objects))
-        if len(now):
-            self._post(now, native.OP_STEP)
+
+        def held(lane: int) -> Held:
+            return Held(native.OP_STEP, objects=[column[row_of[lane]] for column in objects] if objects else None)
+
+        self._ask(ids, native.OP_STEP, held)
 
     def _object_columns(self, values: Sequence[Any]) -> list[Any]:
         if not self._has_objects:
@@ -162,24 +158,25 @@ class Scheduler:
             self._healer.resets(ids, seeds, options)
         self._must_reset[ids] = False
         self._some_must_reset = bool(self._must_reset.any())
+        self._ask(ids, native.OP_RESET, lambda lane: Held(native.OP_RESET, seed_of[lane], options))
+
+    def _ask(self, ids: Ids | None, op: int, held: Callable[[int], Held]) -> None:
+        """Post the requests of lanes (None: all), or hold those that cannot be posted now, as `held` says."""
         if not self._healer.troubled:
-            self._post(ids, native.OP_RESET)
+            self._post(ids, op)
             return
-        now, later = self._healer.sort_out(ids)
-        for seed, lane in zip(seeds, ids.tolist(), strict=True):
-            if lane in later:
-                self._hold(lane, Held(native.OP_RESET, seed, options))
+        # Not as it was found before the workers were told: one may just have been found dead.
+        now, later = self._healer.sort_out(self._all_ids if ids is None else ids)
+        for lane in later:
+            self._healer.hold(lane, held(lane))
+            self._pending += 1
         if len(now):
-            self._post(now, native.OP_RESET)
+            self._post(now, op)
 
     def _queue(self, ids: Ids) -> None:
         if self._fifo:
             self._sent_at[ids] = np.arange(self._sends, self._sends + len(ids))
             self._sends += len(ids)
-
-    def _hold(self, lane: int, held: Held) -> None:
-        self._healer.hold(lane, held)
-        self._pending += 1
 
     def _post(self, ids: Ids | None, op: int) -> None:
         code = self._lanes.post(ids, op)
@@ -204,52 +201,49 @@ class Scheduler:
 
     def exchange(self, actions: Any, deadline: Deadline) -> Ready:
         """Ask all lanes for a step and wait for them: in one call of the core where nothing is out of the ordinary."""
-        short = deadline is NEVER and not self._some_must_reset and not self._healer.troubled
         code, began_ns = native.NOT_TAKEN, None
-        if short:
-            slots = self._slot.copy() if self._data.lends else None
-            if slots is not None and not self._pending:
-                with self._lanes:
-                    self._aim(slice(None))
-            try:
-                code = self._lanes.step(actions, self._run_inline, self._spin_ns, self._vigil.patience_ns)
-            except BaseException:  # an interrupt, halfway
-                self._pending = int(self._state.sum())
-                raise
-            if code >= 0:
-                return self._exchanged(code, deadline)
-            self._pending = int(self._state.sum())
-            if slots is not None and code == native.NOT_TAKEN:
-                self._slot[:] = slots  # nothing was written
-            if code == native.IN_USE:
-                raise _concurrent()
+        if deadline is NEVER and not self._some_must_reset and not self._healer.troubled:
+            code = self._step_at_once(actions)
             if code == native.COLLECT_TIMEOUT:  # it is time to look around
                 began_ns = time.monotonic_ns() - self._vigil.patience_ns
                 self._attend(code, deadline, began_ns)
         if code == native.NOT_TAKEN:
             self.send(actions, None)
         try:
-            return self._wait(self._count, None, deadline, began_ns)
+            ready = self._exchanged(code, deadline) if code >= 0 else None
+            return self._wait(self._count, None, deadline, began_ns) if ready is None else ready
         except EnvError:
             with contextlib.suppress(ShoalError):  # the env's own error is what matters
                 self.drop(self._all_ids, deadline)
             raise
 
-    def _exchanged(self, code: int, deadline: Deadline) -> Ready:
-        """What the core's short cut has answered: slot | status << 8."""
+    def _step_at_once(self, actions: Any) -> int:
+        """The core's short cut, as it says: slot | status << 8, or why not."""
+        slots = self._slot.copy() if self._data.lends else None
+        if slots is not None and not self._pending:
+            with self._lanes:
+                self._aim(slice(None))
+        try:
+            code: int = self._lanes.step(actions, self._run_inline, self._spin_ns, self._vigil.patience_ns)
+        except BaseException:  # an interrupt, halfway
+            self._pending = int(self._state.sum())
+            raise
+        if code < 0:
+            self._pending = int(self._state.sum())
+            if slots is not None and code == native.NOT_TAKEN:
+                self._slot[:] = slots  # nothing was written
+            if code == native.IN_USE:
+                raise _concurrent()
+        return code
+
+    def _exchanged(self, code: int, deadline: Deadline) -> Ready | None:
+        """What the core's short cut has answered; None when it must be waited for once more."""
         slot, status = code & 0xFF, code >> 8
         if not status and slot != native.MIXED_SLOTS and not self._user_resets:
             if self._replaces:
                 self._healer.delivered(self._all_ids, slot)
             return self._whole[slot]
-        try:
-            slot = -1 if slot == native.MIXED_SLOTS else slot
-            ready = self._received(self._all_ids, 0, slot, status, deadline)
-            return self._wait(self._count, None, deadline) if ready is None else ready
-        except EnvError:
-            with contextlib.suppress(ShoalError):  # the env's own error is what matters
-                self.drop(self._all_ids, deadline)
-            raise
+        return self._received(self._all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
 
     def wait_next(self, need: int, deadline: Deadline) -> Ready:
         """Wait for the next `need` lanes, by the pool's order."""
@@ -288,6 +282,7 @@ class Scheduler:
 
     def drop(self, ids: Ids, deadline: Deadline) -> None:
         """Wait for those of the lanes that are busy, and forget what they answer."""
+        self._healer.note_posted()
         for lane in ids.tolist():
             if self._healer.held.pop(lane, None) is not None:
                 self._pending -= 1

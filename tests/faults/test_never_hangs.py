@@ -118,6 +118,19 @@ def test_a_crash_tells_all_that_is_known(start_method: str) -> None:
     assert (str(copy), vars(copy)) == (str(error), vars(error))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_kill_for_lack_of_memory_is_told_from_others(counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the control group's counter, where there is one; the counter is faked here, the kill is not."""
+    kills = [3]
+    monkeypatch.setattr(procs, "oom_kills", lambda: kills[0])
+    pool = told("processes", {"step": "kill"})
+    kills[0] += counted
+    words = "processes here because memory ran out.*recycle_after" if counted else "if nobody else has sent it"
+    with pytest.raises(shoal.WorkerDied, match=f"SIGKILL.*{words}"):
+        pool.step(ZEROS)
+    pool.close()
+
+
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("act", ACTS)
 def test_a_worker_is_killed_while_idle(backend: str, act: str) -> None:

@@ -346,6 +346,51 @@ def test_a_wait_for_a_worker_that_is_away_has_a_deadline(gate: Path) -> None:
         assert pool.reset(seed=9).obs[:, 0].tolist() == [9, 10, 11, 12]
 
 
+class InterruptedLanes:
+    """The core's Lanes, whose post is interrupted once, before or after it has posted."""
+
+    def __init__(self, lanes: Any, after: bool):
+        self._lanes, self._after, self._armed = lanes, after, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lanes, name)
+
+    def __enter__(self) -> None:
+        self._lanes.__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        self._lanes.__exit__(*args)
+
+    def post(self, ids: Any, op: int) -> int:
+        armed, self._armed = self._armed, False
+        if armed and not self._after:
+            raise KeyboardInterrupt
+        code: int = self._lanes.post(ids, op)
+        if armed:
+            raise KeyboardInterrupt
+        return code
+
+
+@pytest.mark.parametrize("then", ["recv", "reset"])
+@pytest.mark.parametrize("after", [False, True], ids=["before it is posted", "after it was posted"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ctrl_c_while_an_order_is_posted(backend: str, after: bool, then: str) -> None:
+    """The lane is neither lost, so that nobody would ever get its answer, nor counted twice."""
+    with restarting(backend) as pool:
+        pool.step(ZEROS)
+        pool.set_attr("deeds", [{"step": "raise"}], [3])
+        healer = pool._scheduler._healer
+        healer._lanes = InterruptedLanes(healer._lanes, after)
+        with pytest.raises(KeyboardInterrupt):
+            pool.step(ZEROS)
+        assert pool.pending.tolist() == [0, 1, 2, 3]
+        batch = pool.recv(timeout=10) if then == "recv" else pool.reset(timeout=10)
+        assert reports(batch) == {3: ("raised", 1)}
+        assert batch.truncated[3] == (then == "recv")
+        assert len(pool.pending) == 0
+        assert reports(pool.step(ZEROS)) == {}
+
+
 # ---- calls ---------------------------------------------------------------------------------------------------
 
 
