@@ -1,13 +1,15 @@
 """What supervision costs: 64 CartPoles with and without it, in turns, in one run.
 
-Each variant lives in an interpreter of its own and steps when it is its turn, so that a busy machine hits all alike:
+Each variant lives in an interpreter of its own and steps when it is its turn, so that a busy machine hits all alike.
+Two interpreters that do the same differ by a few percent all their lives, so each variant lives many times; the
+interval is that of the median over the lives.
 
 - bare: no supervisor thread, no look around in long waits (both switched off by hand here; users cannot)
 - default: as everybody gets it
 - restart: on_error="restart" with step_timeout and recycle_after, all that can be asked for
 - before: an older checkout, built in place, whose folder `--before` names; for what is in the C core
 
-python benchmarks/supervision.py --rounds 61
+python benchmarks/supervision.py --lives 20 --rounds 20
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ def guest(name: str) -> None:
     actions = [np.random.default_rng(i).integers(0, 2, NUM_ENVS) for i in range(64)]
     print(json.dumps(shoal.__file__), flush=True)
     for line in sys.stdin:
+        for calls in range(20):  # wakes the workers
+            envs.step(actions[calls])
         seconds, calls, start = float(line), 0, time.perf_counter()
         while time.perf_counter() - start < seconds:
             envs.step(actions[calls % 64])
@@ -101,49 +105,65 @@ def main() -> None:
     from shoal.tools import doctor
     from shoal.tools.cli import progress
 
-    parser = common.parser(str(__doc__).partition("\n")[0], 0.2, 41)
+    parser = common.parser(str(__doc__).partition("\n")[0], 0.1, 20)
+    parser.add_argument(
+        "--lives", type=int, default=20, help="how many interpreters each variant gets, one after another"
+    )
     parser.add_argument("--before", type=Path, metavar="DIR", help="an older checkout, built in place")
     parser.add_argument("--guest", help="for the script's own use")
     options = parser.parse_args()
     if options.guest:
         guest(options.guest)
         return
-    found = {name: Variant(name) for name in VARIANTS}
-    if options.before:
-        found["before"] = Variant("before", options.before.resolve() / "src")
-    rates: dict[str, list[float]] = {name: [] for name in found}
-    order = list(found)
-    with progress(options.rounds * len(found)) as notify:
-        for number in range(-3, options.rounds):  # the first three only warm up
-            random.Random(number).shuffle(order)
-            for name in order:
-                rate = found[name].run(options.seconds)
-                if number >= 0:
-                    notify(f"round {number + 1}: {name}")
-                    rates[name].append(rate)
-    for variant in found.values():
-        variant.close()
-    report(rates, options.out, doctor.facts(), {name: variant.version for name, variant in found.items()})
+    names = [*VARIANTS, *(["before"] if options.before else [])]
+    lives: list[dict[str, list[float]]] = []
+    versions: dict[str, str] = {}
+    with progress(options.lives * options.rounds * len(names)) as notify:
+        for number in range(options.lives):
+            order = random.Random(number).sample(names, len(names))
+            source = options.before.resolve() / "src" if options.before else None
+            found = {name: Variant(name, source if name == "before" else None) for name in order}
+            versions = {name: variant.version for name, variant in found.items()}
+            lives.append({name: [] for name in names})
+            for turn in range(-2, options.rounds):  # the first two only warm up
+                for name in random.Random(turn).sample(order, len(order)):
+                    rate = found[name].run(options.seconds)
+                    if turn >= 0:
+                        notify(f"life {number + 1}: {name}")
+                        lives[-1][name].append(rate)
+            for variant in found.values():
+                variant.close()
+    report(lives, options.out, doctor.facts(), versions)
 
 
-def report(rates: dict[str, list[float]], out: Path, machine: Any, versions: dict[str, str]) -> None:
+def interval(values: list[float]) -> tuple[float, float]:
+    """Where the median of such values is, 19 times out of 20 (bootstrap)."""
+    rng = random.Random(0)
+    drawn = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
+    return drawn[50], drawn[1949]
+
+
+def report(lives: list[dict[str, list[float]]], out: Path, machine: Any, versions: dict[str, str]) -> None:
     """Print and save the ratios to the bare variant, and to the older checkout where there is one."""
-    against = [name for name in ("bare", "before") if name in rates]
+    against = [name for name in ("bare", "before") if name in lives[0]]
     grid = Table(title=f"{NUM_ENVS} CartPoles, processes x {WORKERS}", title_justify="left")
-    for head in ("", "steps/s", *(f"/ {name} (quartiles)" for name in against)):
+    for head in ("", "steps/s", *(f"/ {name} (95 % interval)" for name in against)):
         grid.add_column(head, justify="right" if head else "left")
     ratios: dict[str, dict[str, list[float]]] = {}
-    for name, own in rates.items():
+    for name in lives[0]:
         cells = []
         for other in against:
-            each = [mine / theirs for mine, theirs in zip(own, rates[other], strict=True)]
-            low, middle, high = statistics.quantiles(each, n=4)
+            each = [
+                statistics.median(mine / theirs for mine, theirs in zip(life[name], life[other], strict=True))
+                for life in lives
+            ]
+            middle, (low, high) = statistics.median(each), interval(each)
             ratios.setdefault(name, {})[other] = [low, middle, high]
             cells.append(f"{middle:.3f} ({low:.3f}..{high:.3f})")
-        grid.add_row(name, f"{statistics.median(own):,.0f}", *cells)
+        grid.add_row(name, f"{statistics.median(rate for life in lives for rate in life[name]):,.0f}", *cells)
     Console().print(grid)
     out.mkdir(parents=True, exist_ok=True)
-    document = {"machine": machine, "versions": versions, "rates": rates, "ratios": ratios}
+    document = {"machine": machine, "versions": versions, "lives": lives, "ratios": ratios}
     (out / "supervision.json").write_text(json.dumps(document, indent=2) + "\n")
 
 

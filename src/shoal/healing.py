@@ -32,7 +32,7 @@ from shoal.slab import Slab
 __all__ = ["Healer", "HealthPolicy", "Held"]
 
 log = logging.getLogger("shoal")
-WEIGH_EVERY = 0.02  # seconds between two looks at the workers' memory
+WEIGH_EVERY = 0.02  # seconds between two looks at a worker's memory; each has its turn
 NEVER_SEEN = 255  # no frame has this number
 SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are
 
@@ -120,7 +120,9 @@ class Healer:
         self._seen_slot = np.full(slab.layout.lanes, NEVER_SEEN, np.uint8)
         self._next_weighing = 0.0
         self._failed: list[Repair] = []  # those that must be tried again
-        self._growing: set[int] = set()  # workers that shall be recycled as soon as they have nothing to do
+        self._weighed = -1  # the worker whose memory was looked at last
+        self._heavy: set[int] = set()  # workers that have grown too much
+        self._leaving: set[int] = set()  # workers that shall be recycled as soon as they have nothing to do
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class Healer:
         return (ids[~np.isin(ids, later)], later) if later else (ids, later)
 
     def _is_away(self, index: int) -> bool:
-        return self._crew.is_away(index) or index in self._growing
+        return self._crew.is_away(index) or index in self._leaving
 
     def hold(self, lane: int, held: Held) -> None:
         """Keep a request until its worker is there and its time has come."""
@@ -146,7 +148,7 @@ class Healer:
 
     def next_release_ns(self) -> int | None:
         """When something that is held may be posted at the latest; None for "when it is cried out"."""
-        if self._growing:
+        if self._leaving:
             return time.monotonic_ns() + 5_000_000
         times = [held.not_before_ns for lane, held in self.held.items() if not self._is_away(int(self._owner[lane]))]
         return min(times, default=None)
@@ -201,7 +203,7 @@ class Healer:
 
     def look(self) -> None:
         """See whether all is well again."""
-        self.troubled = bool(self.held or self.restarts.due or self._crew.repairs or self._growing)
+        self.troubled = bool(self.held or self.restarts.due or self._crew.repairs or self._leaving)
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
@@ -211,8 +213,11 @@ class Healer:
             self._seen_slot.fill(slot)
         else:
             self._seen_slot[ids] = self._slot[ids] if slot < 0 else slot
-        if self.policy.recycle_after is not None and time.monotonic() >= self._next_weighing:
-            self._look_for_growth(ids)
+        if self.policy.recycle_after is not None:
+            if time.monotonic() >= self._next_weighing:
+                self._weigh()
+            if self._heavy:
+                self._look_for_ends(ids)
 
     def dropped(self, ids: Ids) -> None:
         """Nobody has seen these answers: the last ones that the caller has seen are the lanes' last ones again."""
@@ -222,9 +227,9 @@ class Healer:
         seen = ids[self._seen_slot[ids] != NEVER_SEEN]
         self._slot[seen] = self._seen_slot[seen]
 
-    def seen_slots(self, ids: Any) -> list[int]:
+    def seen_slots(self, ids: Any) -> set[int]:
         """The frames in which the last answers of these lanes are that the caller has seen."""
-        return [int(slot) for slot in np.unique(self._seen_slot[ids]) if slot != NEVER_SEEN]
+        return set(self._seen_slot[ids].tobytes()) - {NEVER_SEEN}
 
     def realigned(self, slot: int) -> None:
         """All lanes' last answers are in this frame now."""
@@ -305,7 +310,8 @@ class Healer:
         for lane in worker.env_ids:
             self.restarts.lose(lane, loss)
             self._orphan(worker, lane, lane == error.env_id)
-        self._growing.discard(worker.index)
+        self._heavy.discard(worker.index)
+        self._leaving.discard(worker.index)
         self._crew.replace(worker, delay)
         self.troubled = True
 
@@ -358,23 +364,28 @@ class Healer:
 
     # ---- recycling ---------------------------------------------------------------------------------------------
 
-    def _look_for_growth(self, ids: Ids) -> None:
-        """At the end of an episode: has its worker grown too much?"""
-        limit = self.policy.recycle_after or 0
+    def _weigh(self) -> None:
+        """One worker after another: has it grown too much?"""
+        self._next_weighing = time.monotonic() + WEIGH_EVERY
+        self._weighed = (self._weighed + 1) % len(self._crew.workers)
+        worker = self._crew.workers[self._weighed]
+        if isinstance(worker, ProcessWorker) and not self._is_away(worker.index):
+            worker.look_at_memory()
+            if (worker.memory or 0) - (worker.memory_at_start or 0) > (self.policy.recycle_after or 0):
+                self._heavy.add(worker.index)
+
+    def _look_for_ends(self, ids: Ids) -> None:
+        """A worker that has grown too much is recycled when an episode of its envs ends."""
         ended = ids[self._data.ended(ids)]
-        if len(ended):
-            self._next_weighing = time.monotonic() + WEIGH_EVERY
-        for index in np.unique(self._owner[ended]).tolist():
-            worker = self._crew.workers[index]
-            if isinstance(worker, ProcessWorker) and not self._is_away(worker.index):
-                worker.look_at_memory()
-                if (worker.memory or 0) - (worker.memory_at_start or 0) > limit:
-                    self._growing.add(worker.index)
-                    self.troubled = True
+        due = self._heavy.intersection(self._owner[ended].tolist())
+        if due:
+            self._heavy -= due
+            self._leaving |= due
+            self.troubled = True
 
     def _recycle(self) -> None:
         """Replace those that have grown too much and have nothing to do."""
-        for index in list(self._growing):
+        for index in list(self._leaving):
             worker = self._crew.workers[index]
             lanes = np.arange(worker.start, worker.stop)
             pending = self._state[lanes].astype(bool)
@@ -382,7 +393,7 @@ class Healer:
             raised = (self._status[self._slot[lanes], lanes] & STATUS_ERROR) != 0
             busy = pending & ((self._answered[lanes] != self._requested[lanes]) | raised)
             if isinstance(worker, ProcessWorker) and not busy.any():
-                self._growing.discard(index)
+                self._leaving.discard(index)
                 self._replace_grown(worker, lanes)
 
     def _replace_grown(self, worker: ProcessWorker, lanes: Ids) -> None:

@@ -190,7 +190,7 @@ class Scheduler:
         """Let the next request of these lanes, none of which is busy, write into a frame that nobody holds."""
         if not self._data.lends:
             return
-        seen = set(self._healer.seen_slots(ids)) if self._replaces else set()
+        seen = self._healer.seen_slots(ids) if self._replaces else set()
         slot = self._data.free_slot(seen)
         if slot is None:
             slot = self._data.free_slot()
