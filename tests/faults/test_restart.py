@@ -22,7 +22,7 @@ from gymnasium import spaces
 import shoal
 from envs import CountEnv
 from faults.kit import ISOLATED, DeedEnv, alive, eventually, open_pool
-from shoal import Pool, procs
+from shoal import Pool, healing, procs
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -716,8 +716,11 @@ class LeakyEnv(CountEnv):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", ISOLATED)
-def test_a_worker_that_grows_is_recycled_at_the_end_of_an_episode(backend: str, mode: str) -> None:
+def test_a_worker_that_grows_is_recycled_at_the_end_of_an_episode(
+    backend: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Env 3 leaks. Env 2, of another length, is moved with its state and never notices."""
+    monkeypatch.setattr(healing, "WEIGH_EVERY", 0.0)
     fns = [LeakyEnv, LeakyEnv, functools.partial(LeakyEnv, 100), LeakyEnv]
     with open_pool(fns, None, backend, recycle_after=30 << 20, autoreset=mode) as pool:
         pool.reset(seed=0)
@@ -748,7 +751,8 @@ class UnsavableEnv(LeakyEnv):
         self.lock = threading.Lock()
 
 
-def test_an_env_that_cannot_be_moved_is_truncated() -> None:
+def test_an_env_that_cannot_be_moved_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "WEIGH_EVERY", 0.0)
     fns = [UnsavableEnv, functools.partial(UnsavableEnv, 100)]
     with open_pool(fns, None, num_workers=1, recycle_after=16 << 20) as pool:
         pool.reset(seed=0)
@@ -762,7 +766,8 @@ def test_an_env_that_cannot_be_moved_is_truncated() -> None:
         assert told[1] == ("recycled", 1)
 
 
-def test_recycling_with_partial_batches() -> None:
+def test_recycling_with_partial_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "WEIGH_EVERY", 0.0)
     with open_pool(LeakyEnv, 5, num_workers=2, batch_size=2, recycle_after=16 << 20) as pool:
         pool.async_reset(seed=0)
         told = set()

@@ -147,6 +147,7 @@ class ProcessWorker(Worker):
     def attached(self, deadline: Deadline) -> None:
         self.receive(deadline)
         self._state = "running"
+        self.look_at_memory()  # what it starts with
 
     def use_ringer(self, ring: Callable[[int], None]) -> None:
         """How the pool rings this worker when it has commands without a request."""
