@@ -245,6 +245,7 @@ def test_partial_batches_under_fire(backend: str, order: str) -> None:
     num_envs, workers = 7, 3
     last: dict[int, list[int]] = {}
     counts = [0] * num_envs
+    seeds = {env_id: {env_id} for env_id in range(num_envs)}  # what each may have been reset with
     with open_pool(DeedEnv, num_envs, backend, num_workers=workers, batch_size=2, order=order,
                    on_error="restart", max_restarts=1000, restart_window=0.01) as pool:  # fmt: skip
         pool.async_reset(seed=0)
@@ -258,11 +259,13 @@ def test_partial_batches_under_fire(backend: str, order: str) -> None:
                 if report:  # one for all losses since the last answer
                     assert report["count"] > counts[env_id]
                     counts[env_id] = report["count"]
+                    # A reset whose worker died before it could begin is carried out with the seed that was asked for.
+                    own = set() if env_id in last else {env_id}
+                    seeds[env_id] = own | {derived(env_id, counts[env_id])}
                 if batch.began[row]:
                     assert step == 0
-                    # A reset whose worker died before it could begin is carried out with the seed that was asked for.
-                    own = [env_id] if env_id not in last or not counts[env_id] else []
-                    assert seed in [*own, derived(env_id, counts[env_id])]
+                    assert seed in seeds[env_id]
+                    seeds[env_id] = {seed}
                 elif batch.truncated[row]:
                     assert report
                     assert [seed, episode, step] == last[env_id]
