@@ -17,13 +17,15 @@ help:
 	@echo "make soak      $(MINUTES) minutes of random faults under load"
 	@echo "make sanitize  the C core under ASan, UBSan and TSan"
 
+# The CPU build of torch is named first: Stable-Baselines3, which the tests train, would pull in gigabytes for GPUs.
 $(VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	touch $@
 
-# The CPU build of torch is named first, or the peers pull in several gigabytes for GPUs. PufferLib pins another torch,
+# Here too, the CPU build of torch comes first. PufferLib pins another torch,
 # which its vector envs do not need: it comes without its dependencies, those that matter are in the extra.
 $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
@@ -71,6 +73,7 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/latency_sleep.py
 	$(BENCH_VENV)/bin/python benchmarks/startup.py
 	$(BENCH_VENV)/bin/python benchmarks/supervision.py
+	$(BENCH_VENV)/bin/python benchmarks/sb3.py
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
 
 sanitize: $(VENV)/.ready

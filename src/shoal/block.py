@@ -17,11 +17,14 @@ import numpy as np
 from gymnasium import Space
 
 from shoal import native
+from shoal.adapters.layers import get_attr
+from shoal.adapters.old_gym import modern
 from shoal.errors import BadEnv, BadObservation, SpaceMismatch
 from shoal.messages import (
     NO_SEED,
     RESTART_INFO,
     STATUS_ERROR,
+    STATUS_FINAL,
     STATUS_NOTE,
     Note,
     Order,
@@ -75,10 +78,12 @@ def build_envs(env_fns: Sequence[Callable[[], Any]], start: int, interrupts: boo
     envs: list[Any] = []
     pairs = []
     try:
-        for env_fn in env_fns:
-            envs.append(env_fn())
+        seen: dict[int, int] = {}
+        for env_id, env_fn in enumerate(env_fns, start):
+            envs.append(modern(env_fn()))
+            refuse_shared(seen, identity_of(envs[-1]), env_id)
             pairs.append(spaces_of(envs[-1]))
-        return envs, _summarize(envs[0], pairs)
+        return envs, _summarize(envs, pairs)
     except BaseException as error:
         close_envs(envs, start)
         if interrupts and isinstance(error, KeyboardInterrupt):
@@ -105,6 +110,21 @@ def spaces_of(env: Any) -> tuple[Space[Any], Space[Any]]:
     return env.observation_space, env.action_space
 
 
+def identity_of(env: Any) -> int:
+    """Which object it is, whatever is wrapped around it."""
+    return id(getattr(env, "unwrapped", env))
+
+
+def refuse_shared(seen: dict[int, int], identity: int, env_id: int) -> None:
+    """Raise BadEnv if this env has been seen in another place; `seen` has the ids of those before it."""
+    first = seen.setdefault(identity, env_id)
+    if first != env_id:
+        raise BadEnv(
+            f"env {env_id} is the same object as env {first}: each env function must make an env of its own, so make "
+            "it inside the function instead of returning one that was made before"
+        )
+
+
 def _check_env(env: Any) -> None:
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise BadEnv(f"the env function returned {env!r}, which is a vector env already: return single envs")
@@ -113,16 +133,17 @@ def _check_env(env: Any) -> None:
         raise BadEnv(f"the env function returned {env!r}, which is no Gymnasium env: it has no {', '.join(missing)}")
 
 
-def _summarize(first: Any, pairs: list[tuple[Space[Any], Space[Any]]]) -> Summary:
+def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) -> Summary:
     found: list[tuple[Space[Any], Space[Any]]] = []
     which = []
     for pair in pairs:
         if pair not in found:
             found.append(pair)
         which.append(found.index(pair))
+    first = envs[0]
     return Summary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
-        getattr(first, "spec", None),
+        getattr(first, "spec", None), [identity_of(env) for env in envs],
     )  # fmt: skip
 
 
@@ -133,7 +154,8 @@ class Stepper:
         env_fns: build the envs anew, one each.
         post: takes a list of Notes, or a Reply, to the caller.
         read_mail: handles the commands that lie in the side channel. A request may overtake the command that came
-            before it: whoever misses that command reads the mail first.
+            before it, so whoever needs one reads the mail first: what lies here already may be older, from a request
+            that was interrupted before it was posted.
         same_process: whether what is posted is seen by the caller as it is, rather than pickled.
         interrupts: whether Ctrl-C may end a pass halfway, which is so in the caller's own thread only.
     """
@@ -161,6 +183,7 @@ class Stepper:
         self._observation_space, self._leaves = config.observation_space, flatten(config.observation_space)
         self._action_space, self._action_leaves = config.action_space, flatten(config.action_space)
         self._targets = slab.leaf_arrays("obs", self._leaves)
+        self._finals = slab.leaf_arrays("final", self._leaves)
         self._actions = slab.leaf_arrays("action", self._action_leaves)
         self._has_action_objects = any(leaf.kind is Kind.OBJECT for leaf in self._action_leaves)
         self._action_objects: dict[int, list[Any]] = {}
@@ -197,7 +220,7 @@ class Stepper:
 
     def _action(self, lane: int) -> Any:
         """The action of one lane, for nested spaces and for objects."""
-        if self._has_action_objects and lane not in self._action_objects:
+        if self._has_action_objects:
             self._read_mail()
         objects = iter(self._action_objects.pop(lane, ()))
         values = [self._leaf_value(leaf, array, lane, objects) for leaf, array in
@@ -222,11 +245,10 @@ class Stepper:
         env = self.envs[lane - self.start]
         self._during = "reset"
         if op == native.OP_RESET:
-            if lane not in self._resets:
-                self._read_mail()
+            self._read_mail()
             asked = self._resets[lane]
             seed = self._first_seeds.get(lane) if asked.seed is None else asked.seed
-            observation, info = _reset(env, seed=seed, options=asked.options)
+            observation, info = _reset(env, seed=seed, **_given(asked.options))
         elif lane in self._first_seeds:
             observation, info = _reset(env, seed=self._first_seeds[lane])
         else:
@@ -239,15 +261,14 @@ class Stepper:
     def _restart(self, lane: int, slot: int) -> None:
         """Go on with a new env where the old one was lost."""
         self._during = "its constructor"
-        if lane not in self._orders:
-            self._read_mail()
+        self._read_mail()
         order = self._orders[lane]
         if order.rebuild:
             self._rebuild(lane - self.start)
             self._orders[lane] = order._replace(rebuild=False)  # an interrupted restart does not build twice
         self._during = "reset"
         if order.begin:
-            observation, info = _reset(self.envs[lane - self.start], seed=order.seed, options=order.options)
+            observation, info = _reset(self.envs[lane - self.start], seed=order.seed, **_given(order.options))
             self.core.begin(lane, slot, observation, {**info, RESTART_INFO: order.report}, True)
         else:
             self._cut_short(lane, slot, order)
@@ -260,7 +281,7 @@ class Stepper:
     def _rebuild(self, index: int) -> None:
         old, self.envs[index] = self.envs[index], _NoEnv()
         close_envs([old], self.start + index)
-        env = self._env_fns[index]()
+        env = modern(self._env_fns[index]())
         if spaces_of(env) != self._spaces[index]:
             close_envs([env], self.start + index)
             raise SpaceMismatch("the env that was built anew has other spaces than the one before it")
@@ -297,14 +318,34 @@ class Stepper:
             self.note(lane, slot, {RESTART_INFO: order.report})
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
-        """The end of an episode under same_step: reset now, and hand the last observation over in the info."""
+        """The end of an episode under same_step: reset now, and hand the last observation over beside the first."""
         _check_info(info)
         # Copied: an env that reuses its arrays or its info would overwrite them in reset.
-        final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
+        final: dict[str, Any] = {}
+        if self._keep_final(lane, slot, observation):
+            if info:
+                final = {"final_info": own_copy(info)}
+        else:
+            final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
         self._during = "reset"
         observation, reset_info = _reset(self.envs[lane - self.start])
         self.core.begin(lane, slot, observation, {**final, **reset_info}, False)
         self._during = "step"
+
+    def _keep_final(self, lane: int, slot: int, observation: Any) -> bool:
+        """Write an episode's last observation into the slab, if all of it is exactly of its field's type."""
+        for leaf, target in zip(self._leaves, self._finals, strict=True):
+            value = observation
+            try:
+                for key in leaf.path:
+                    value = value[key]
+            except (KeyError, IndexError, TypeError):
+                return False
+            if target is None or not _is_exactly(value, leaf):
+                return False
+            target[slot, lane] = value
+        self._status[slot, lane] |= STATUS_FINAL
+        return True
 
     def store(self, lane: int, slot: int, observation: Any) -> None:
         """Write an observation that is not of exactly the field's type, or has objects in it."""
@@ -364,9 +405,9 @@ class Stepper:
         """Carry out a command from the caller: (name, ...)."""
         getattr(self, f"_on_{message[0]}")(*message[1:])
 
-    def _on_reset(self, lanes: Sequence[int], seeds: Sequence[int | None], options: dict[str, Any] | None) -> None:
+    def _on_reset(self, asked: Sequence[tuple[int, int | None, dict[str, Any] | None]]) -> None:
         # The lanes' own requests carry it out: `special` looks here.
-        for lane, seed in zip(lanes, seeds, strict=True):
+        for lane, seed, options in asked:
             self._resets[lane] = _LaneReset(seed, options)
 
     def _on_restart(self, orders: Sequence[Order]) -> None:
@@ -377,11 +418,18 @@ class Stepper:
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
         def call(env: Any, _: int) -> Any:
-            value = _get_attribute(env, name)
+            value = get_attr(env, name)
             self._fresh_at[:] = -1  # who knows what it does
             return value(*args, **kwargs) if callable(value) else value
 
         self._reply(ticket, lanes, call, f"call of {name!r}")
+
+    def _on_apply(self, ticket: int, lanes: Sequence[int], function: Any, args: Any, kwargs: Any) -> None:
+        def apply(env: Any, _: int) -> Any:
+            self._fresh_at[:] = -1
+            return function(env, *args, **kwargs)
+
+        self._reply(ticket, lanes, apply, f"apply of {getattr(function, '__name__', function)!r}")
 
     def _on_set(self, ticket: int, lanes: Sequence[int], name: str, values: Sequence[Any]) -> None:
         def assign(env: Any, i: int) -> None:
@@ -432,11 +480,20 @@ class Stepper:
         return close_envs(self.envs, self.start)
 
 
+def _given(options: dict[str, Any] | None) -> dict[str, Any]:
+    """Options as arguments of reset: not every env takes them."""
+    return {} if options is None else {"options": options}
+
+
 def _reset(env: Any, **arguments: Any) -> tuple[Any, Any]:
     result = env.reset(**arguments)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return a tuple (obs, info), got {result!r:.200}")
     return result
+
+
+def _is_exactly(value: Any, leaf: Leaf) -> bool:
+    return isinstance(value, np.ndarray | np.generic) and value.dtype == leaf.dtype and value.shape == leaf.shape
 
 
 def _check_info(info: Any) -> None:
@@ -459,7 +516,3 @@ def own_copy(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_make"):
         return value._make(own_copy(item) for item in value)
     return value
-
-
-def _get_attribute(env: Any, name: str) -> Any:
-    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)

@@ -10,9 +10,13 @@ import numpy.typing as npt
 
 from shoal.errors import BadAction
 
-__all__ = ["Ids", "Seed", "check_choice", "check_ids", "positive_number", "spread_seed", "whole_number"]
+__all__ = [
+    "Ids", "Options", "Seed", "check_choice", "check_ids", "number", "positive_number", "spread_options", "spread_seed",
+    "whole_number",
+]  # fmt: skip
 
 Ids = npt.NDArray[np.int64]
+Options = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 Seed = int | Sequence[int | None] | npt.NDArray[Any] | None
 
 
@@ -36,6 +40,13 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def number(name: str, value: Any, low: float, high: float) -> float:
+    """The value as a float. Raises ValueError unless it is a number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
+        raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
+    return float(value)
+
+
 def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:
     """One seed for each env id, as Gymnasium gives them out."""
     if seed is None:
@@ -50,6 +61,20 @@ def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:
         if one is not None and (isinstance(one, bool | np.bool_) or not isinstance(one, int | np.integer)):
             raise TypeError(f"seed: expected ints, found {one!r} among them")
     return [None if one is None else int(one) for one in seed]
+
+
+def spread_options(options: Options, count: int) -> Sequence[dict[str, Any] | None]:
+    """The options of each of `count` envs."""
+    if options is None or isinstance(options, dict):
+        return [options] * count
+    if isinstance(options, str) or not isinstance(options, Sequence):
+        raise TypeError(f"options: expected a dict, a list of dicts or None, found {type(options).__name__}")
+    if len(options) != count:
+        raise ValueError(f"options: expected {count} of them, one per env, found {len(options)}")
+    for one in options:
+        if one is not None and not isinstance(one, dict):
+            raise TypeError(f"options: expected dicts, found {one!r} among them")
+    return options
 
 
 def check_ids(env_ids: Any, count: int) -> Ids:

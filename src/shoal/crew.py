@@ -17,6 +17,7 @@ from shoal.backends.inline import InlineWorker, SilentBell
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
 from shoal.backends.threads import EventBell, ThreadWorker
+from shoal.block import refuse_shared
 from shoal.deadline import Deadline
 from shoal.errors import PoolClosed, ShoalError, SpaceMismatch, StartError
 from shoal.messages import StepperConfig, Summary
@@ -105,7 +106,13 @@ class Crew:
                 f"could not start {len(self.workers)} workers: {error}; use fewer workers, or raise the limit "
                 "that it names"
             ) from error
-        return [self._summaries[worker.index] for worker in self.workers]
+        summaries = [self._summaries[worker.index] for worker in self.workers]
+        if self._backend == "threads":
+            seen: dict[int, int] = {}
+            everybody = [identity for summary in summaries for identity in summary.identities]
+            for env_id, identity in enumerate(everybody):
+                refuse_shared(seen, identity, env_id)
+        return summaries
 
     def _launch(self, worker: Worker) -> None:
         if isinstance(worker, ProcessWorker):

@@ -415,14 +415,17 @@ _MAKE_WHOLE: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-def write_file(path: str | os.PathLike[str], value: Any) -> None:
+def write_file(path: str | os.PathLike[str], value: Any, what: str = WHAT) -> None:
     """Write a plain value to one file, a zip as numpy.savez makes it. At any time, the old file or the new is there.
+
+    Args:
+        what: what kind of file it is, so that nobody takes it for another.
 
     Raises:
         CannotSave: if something in it is not plain.
     """
     encoded = encode(value)
-    header = json.dumps({"what": WHAT, "version": VERSION, "value": encoded.document}, allow_nan=False)
+    header = json.dumps({"what": what, "version": VERSION, "value": encoded.document}, allow_nan=False)
     members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(encoded.arrays)}
     members["document"] = np.frombuffer(header.encode("ascii"), np.uint8)
     target = Path(path)
@@ -447,8 +450,8 @@ def write_file(path: str | os.PathLike[str], value: Any) -> None:
         os.close(folder)
 
 
-def read_file(path: str | os.PathLike[str]) -> Any:
-    """What write_file wrote. Nothing in the file is executed or unpickled.
+def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
+    """What write_file wrote as this kind of file. Nothing in the file is executed or unpickled.
 
     Raises:
         ValueError: if it is damaged, some other file, or from a newer version.
@@ -461,9 +464,9 @@ def read_file(path: str | os.PathLike[str]) -> Any:
                 arrays = [members[f"array_{i}"] for i in range(len(members.files) - 1)]
             what, version = header["what"], header["version"]
         except Exception as error:
-            raise DataError(f"{name} is damaged or no {WHAT}") from error
-    if what != WHAT or not isinstance(version, int):
-        raise DataError(f"{name} is no {WHAT}")
+            raise DataError(f"{name} is damaged or no {kind}") from error
+    if what != kind or not isinstance(version, int):
+        raise DataError(f"{name} is no {kind}")
     if version > VERSION:
         raise DataError(f"{name} has format {version} of a newer Shoal, and this one reads up to format {VERSION}")
     try:

@@ -8,7 +8,7 @@ ShoalError
 ├── BadAction           wrong number, shape, type or range of actions, or wrong env ids (also a ValueError)
 ├── BadObservation      an env's observation does not fit its own space (also a ValueError)
 ├── SpaceMismatch       envs of one pool have different spaces (also a RuntimeError)
-├── BadEnv              what was given cannot be made into envs: not callable, not picklable (also a TypeError)
+├── BadEnv              what was given cannot be made into envs: not picklable, ... (also a TypeError, a ValueError)
 ├── StartError          the workers could not be started (also a RuntimeError)
 ├── PoolClosed          use after close
 ├── BadCall             a call or set_attr that makes no sense (also a ValueError)
@@ -159,7 +159,7 @@ class SpaceMismatch(ShoalError, RuntimeError):
     """Envs of one pool must have the same spaces."""
 
 
-class BadEnv(ShoalError, TypeError):
+class BadEnv(ShoalError, TypeError, ValueError):
     """What was given cannot be made into envs."""
 
 

@@ -69,7 +69,7 @@ class Frames:
         self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
         self._slot = slab.array("slot")
         self._fields = {name: slab.array(name) for name in FIELDS}
-        self._obs = slab.leaf_arrays("obs", self._leaves)
+        self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
         self._objects: list[list[Any]] = [[None] * self._count for _ in self._leaves]
         self._all_ids, self._mask = np.arange(self._count), np.ones(self._count, np.bool_)
         # Made once: a view costs more than a small batch.
@@ -177,6 +177,19 @@ class Frames:
     def is_step(self, slot: int, lane: int) -> bool:
         """Whether a lane's answer in this frame is a step of a running episode, or its natural end."""
         return not (self._fields["began"][slot, lane] or self._fields["truncated"][slot, lane])
+
+    def finals(self, lanes: Ids) -> list[Any]:
+        """The last observations of episodes, for lanes whose answers ended one and began the next; copies."""
+        slots = self._slot[lanes]
+        leaves = [array[slots, lanes] for array in self._finals if array is not None]
+        if self._one_array and not self._leaves[0].scalar and self._leaves[0].shape:
+            return list(leaves[0])
+        rows = zip(*leaves, strict=True) if leaves else [()] * len(lanes)
+        return [
+            assemble(self._space, [value if leaf.scalar else np.asarray(value)
+                                   for leaf, value in zip(self._leaves, row, strict=True)])
+            for row in rows
+        ]  # fmt: skip
 
     def objects_of(self, lane: int) -> list[Any]:
         """What `keep_objects` was last told of a lane."""

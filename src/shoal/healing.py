@@ -139,9 +139,9 @@ class Healer:
         self.held[lane] = held
         self.troubled = True
 
-    def resets(self, ids: Ids, seeds: list[int | None], options: dict[str, Any] | None) -> None:
-        """Note resets that are asked for, in case that they have to be asked for again."""
-        for lane, seed in zip(ids.tolist(), seeds, strict=True):
+    def resets(self, asked: dict[int, tuple[int | None, dict[str, Any] | None]]) -> None:
+        """Note resets that are asked for, in case that they have to be asked for again: seed and options, by lane."""
+        for lane, (seed, options) in asked.items():
             self._asked[lane] = Held(native.OP_RESET, seed, options)
             if seed is not None:
                 self.restarts.seeds[lane] = seed
@@ -188,7 +188,7 @@ class Healer:
         if lane in self.restarts.due:
             return tell(worker, "restart", [self._order(lane, held)])
         if held.op == native.OP_RESET:
-            return tell(worker, "reset", [lane], [held.seed], held.options)
+            return tell(worker, "reset", [(lane, held.seed, held.options)])
         return held.objects is None or tell(worker, "actions", [lane], [held.objects])
 
     def _order(self, lane: int, held: Held) -> Order:

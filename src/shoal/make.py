@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
 from shoal.adapters.gymnasium import find_spec
-from shoal.dialects.gymnasium import VectorEnv, with_spec
+from shoal.dialects.gymnasium import with_spec
 
 __all__ = ["make"]
 
-_APIS = {"gymnasium": VectorEnv}
+# Each dialect is imported when it is asked for.
+_APIS = {
+    "gymnasium": ("shoal.dialects.gymnasium", "VectorEnv"),
+    "sb3": ("shoal.dialects.sb3", "vec_env"),
+    "baselines": ("shoal.dialects.baselines", "BaselinesVecEnv"),
+}
 
 
 def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **options: Any) -> Any:
@@ -20,12 +26,14 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
     Args:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
-        api: whose words the result speaks; "gymnasium" gives a `gymnasium.vector.VectorEnv`.
+        api: whose words the result speaks: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
+            Stable-Baselines3) or "baselines" (one of OpenAI Baselines).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:
         raise ValueError(f"api: expected one of {', '.join(map(repr, _APIS))}, found {api!r}")
-    envs = _APIS[api](env, num_envs, **options)
-    if isinstance(env, str | EnvSpec):
+    module, name = _APIS[api]
+    envs = getattr(importlib.import_module(module), name)(env, num_envs, **options)
+    if isinstance(env, str | EnvSpec) and api == "gymnasium":
         with_spec(envs, find_spec(env) if isinstance(env, str) else env)
     return envs

@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Measurement", "time_steps"]
+__all__ = ["MEASURING", "Measurement", "time_steps"]
+
+MEASURING = "SHOAL_MEASURING"  # set in the environment of a process whose env is only measured: it leaves no traces
 
 SECONDS = 0.15  # how long the env is stepped
 FEWEST, MOST = 3, 4000  # steps, whatever their time

@@ -10,10 +10,12 @@ from gymnasium import Space
 from shoal.remote import PackedError
 
 __all__ = [
-    "NO_SEED", "RESTART_INFO", "STATUS_ERROR", "STATUS_NOTE", "Note", "Order", "Reply", "StepperConfig", "Summary",
+    "NO_SEED", "RESTART_INFO", "STATUS_ERROR", "STATUS_FINAL", "STATUS_NOTE", "Note", "Order", "Reply", "StepperConfig",
+    "Summary",
 ]  # fmt: skip
 
-STATUS_NOTE, STATUS_ERROR = 1, 2
+# Bits of an answer's status: something lies in the side channel; the env raised; its last observation is in `final`.
+STATUS_NOTE, STATUS_ERROR, STATUS_FINAL = 1, 2, 4
 NO_SEED = "none"  # in a saved state: the next reset is no first one
 RESTART_INFO = "shoal_restart"  # the key of the info that tells of a restart
 
@@ -66,6 +68,7 @@ class Summary:
     metadata: dict[str, Any]
     render_mode: str | None
     spec: Any
+    identities: list[int]  # which objects the envs are; says something within one process only
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from shoal.backends.processes import ProcessWorker
 from shoal.cores import usable_cores
 from shoal.deadline import Deadline
 from shoal.errors import BadEnv
-from shoal.measurement import Measurement
+from shoal.measurement import MEASURING, Measurement
 
 __all__ = ["Plan", "make_plan", "predict", "spin_times"]
 
@@ -88,7 +88,7 @@ def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measuremen
         BadEnv: the env function cannot be sent to a process.
         EnvError, WorkerDied: the env raised or took its process along.
     """
-    worker = ProcessWorker(0, 0, 1, pickle_env_fns([env_fn]), registry_additions(), start_method)
+    worker = ProcessWorker(0, 0, 1, pickle_env_fns([env_fn]), registry_additions(), start_method, {MEASURING: "1"})
     try:
         worker.launch()
         worker.built(deadline)
@@ -165,10 +165,13 @@ def spin_times(plan: Plan) -> tuple[int, int]:
     """How long (the pool, a worker) looks for an answer before it sleeps, in ns.
 
     Waking a sleeper costs more than a small batch, so everybody spins for as long as a batch of cheap envs takes, and
-    stops where that keeps missing (native/doorbell.h). But a crowd that spins only keeps those from running that it
-    waits for, so where workers far outnumber the cores nobody does. Under "processes" the caller is one too many
-    already, and spins less.
+    stops where that keeps missing (native/doorbell.h). But who spins may keep those from running that he waits for:
+    where workers far outnumber the cores nobody spins, and under "processes" the caller does not where each core has a
+    worker.
     """
-    if plan.backend == "threads" or plan.num_workers > 2 * usable_cores():
+    cores = usable_cores()
+    if plan.backend == "threads" or plan.num_workers > 2 * cores:
         return 0, 0
-    return (300_000 if plan.backend == "hybrid" else 100_000), 300_000
+    if plan.backend == "hybrid":
+        return 300_000, 300_000
+    return (0 if plan.num_workers >= cores else 100_000), 300_000

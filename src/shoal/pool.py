@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,7 +19,17 @@ from shoal.adapters.gymnasium import as_env_fns
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
 from shoal.block import own_copy
-from shoal.checks import Ids, Seed, check_choice, check_ids, positive_number, spread_seed, whole_number
+from shoal.checks import (
+    Ids,
+    Options,
+    Seed,
+    check_choice,
+    check_ids,
+    positive_number,
+    spread_options,
+    spread_seed,
+    whole_number,
+)
 from shoal.crew import BACKENDS, Crew
 from shoal.deadline import NEVER, Deadline
 from shoal.errors import BadCall, CannotSnapshot, EnvError, PoolClosed, ShoalError, WrongProcess
@@ -154,7 +164,10 @@ class Pool:
             lend = self.frames > 1
             if self._policy.replaces:
                 self.frames += 1  # what the caller has seen last must outlive a torn write
-        layout = Layout.plan(obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers))
+        layout = Layout.plan(
+            obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers),
+            finals=self.autoreset == "same_step",
+        )  # fmt: skip
         self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)
         config = StepperConfig(
@@ -279,14 +292,14 @@ class Pool:
         env_ids: Any = None,
         *,
         seed: Seed = None,
-        options: dict[str, Any] | None = None,
+        options: Options = None,
         timeout: float | None = None,
     ) -> Batch:
         """Reset envs (None: all) and wait for them. A step of theirs that is pending is waited for and dropped.
 
         Args:
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
-            options: handed to every env's reset.
+            options: handed to every env's reset; a list gives each of the env ids its own.
         """
         deadline = Deadline.after(timeout)
         ids = self._start_reset(env_ids, seed, options, deadline)
@@ -297,18 +310,16 @@ class Pool:
                 self._scheduler.drop(ids, deadline)
             raise
 
-    def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
+    def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options = None) -> None:
         """Start a reset of envs (None: all); their first observations come with recv."""
         self._start_reset(env_ids, seed, options, NEVER)
 
-    def _start_reset(self, env_ids: Any, seed: Seed, options: dict[str, Any] | None, deadline: Deadline) -> Ids:
+    def _start_reset(self, env_ids: Any, seed: Seed, options: Options, deadline: Deadline) -> Ids:
         self._check_usable()
         ids = self._ids(env_ids)
         given = zip(spread_seed(seed, ids), ids.tolist(), strict=True)
         seeds = [self._first_seeds[lane] if one is None else one for one, lane in given]
-        if options is not None and not isinstance(options, dict):
-            raise TypeError(f"options must be a dict or None, found {type(options).__name__}")
-        self._scheduler.reset(ids, seeds, options, deadline)
+        self._scheduler.reset(ids, seeds, spread_options(options, len(ids)), deadline)
         for lane in ids.tolist():
             self._first_seeds[lane] = None
         return ids
@@ -342,6 +353,18 @@ class Pool:
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """An attribute of each env, through its wrappers."""
         return self.call(name, env_ids=env_ids)
+
+    def apply(self, function: Callable[..., Any], *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
+        """What `function(env, ...)` returns for each env, run where the env lives: for all that `call` cannot reach.
+
+        Raises:
+            EnvError, CallPending, WorkerDied: as `call` does.
+        """
+        if not callable(function):
+            raise BadCall(f"apply: expected a function that takes an env, found {function!r}")
+        self._check_usable()
+        call = self._scheduler.start_call(self._ids(env_ids), "apply", lambda rows: (function, args, kwargs))
+        return self._scheduler.board.finish(call, NEVER)
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set an attribute of each env: a list or tuple gives each its own, anything else goes to all."""
@@ -473,7 +496,7 @@ class Pool:
         }
 
     def _obs_fields(self) -> list[str]:
-        return [name for name in self._slab.layout.fields if name.startswith("obs.")]
+        return [name for name in self._slab.layout.fields if name.startswith(("obs.", "final."))]
 
     # ---- end -------------------------------------------------------------------------------------------------
 

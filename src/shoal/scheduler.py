@@ -31,7 +31,7 @@ from shoal.errors import (
 )
 from shoal.frames import Frames, Ready
 from shoal.healing import Healer, HealthPolicy, Held
-from shoal.messages import STATUS_NOTE, Note
+from shoal.messages import STATUS_FINAL, STATUS_NOTE, Note
 from shoal.restarts import Loss
 from shoal.slab import Slab
 from shoal.spaces import Kind, Leaf, read_actions
@@ -144,21 +144,23 @@ class Scheduler:
             return []
         return [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
 
-    def reset(self, ids: Ids, seeds: list[int | None], options: dict[str, Any] | None, deadline: Deadline) -> None:
-        """Ask lanes for a reset; what they are still busy with is waited for and dropped."""
+    def reset(
+        self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
+    ) -> None:
+        """Ask lanes for a reset, one seed and options each; what they are still busy with is waited for and dropped."""
         self.drop(ids, deadline)
         with self._lanes:
             now = ids if not self._healer.troubled else self._healer.sort_out(ids)[0]
-            seed_of = dict(zip(ids.tolist(), seeds, strict=True))
+            asked = {lane: (seed, given) for lane, seed, given in zip(ids.tolist(), seeds, options, strict=True)}
             for worker, lanes, _ in self.board.by_worker(now):
-                self.board.tell(worker, "reset", lanes, [seed_of[lane] for lane in lanes], options)
+                self.board.tell(worker, "reset", [(lane, *asked[lane]) for lane in lanes])
             self._aim(ids)
         self._queue(ids)
         if self._replaces:
-            self._healer.resets(ids, seeds, options)
+            self._healer.resets(asked)
         self._must_reset[ids] = False
         self._some_must_reset = bool(self._must_reset.any())
-        self._ask(ids, native.OP_RESET, lambda lane: Held(native.OP_RESET, seed_of[lane], options))
+        self._ask(ids, native.OP_RESET, lambda lane: Held(native.OP_RESET, *asked[lane]))
 
     def _ask(self, ids: Ids | None, op: int, held: Callable[[int], Held]) -> None:
         """Post the requests of lanes (None: all), or hold those that cannot be posted now, as `held` says."""
@@ -371,7 +373,7 @@ class Scheduler:
         Raises the first env's error, if one raised.
         """
         infos = {}
-        if status:
+        if status & STATUS_NOTE:
             notes = self._take_notes(ids, deadline)
             if notes is None:
                 return None
@@ -384,12 +386,21 @@ class Scheduler:
                     hint = self._healer.restarts.spent() if self._healer.policy.restart else ""
                     raise note.error.unpack(note.lane, worker.index, hint)
             infos = {note.lane: note.info for _, note in notes if note.info}
+        if status & STATUS_FINAL:
+            self._add_finals(ids, slot, infos)
         if self._user_resets:
             self._must_reset[ids] = self._data.ended(ids)
             self._some_must_reset = bool(self._must_reset.any())
         if self._replaces:
             self._healer.delivered(ids, slot)
         return Ready(ids, first, slot, infos)
+
+    def _add_finals(self, ids: Ids, slot: int, infos: dict[int, dict[str, Any]]) -> None:
+        """Put the last observations of episodes where callers look for them."""
+        status = self._status[slot] if slot >= 0 and len(ids) == self._count else self._status[self._slot[ids], ids]
+        ended = ids[(status & STATUS_FINAL).nonzero()[0]]
+        for lane, final in zip(ended.tolist(), self._data.finals(ended), strict=True):
+            infos[lane] = {"final_obs": final, "final_info": {}, **infos.get(lane, {})}
 
     def _give_up(self, note: Note) -> bool:
         """An env raised, and its lane was taken: whether it must be reset, rather than get a new env."""

@@ -1,7 +1,8 @@
 """The slab: one anonymous shared region that holds every field of every lane, and where each field lies.
 
 Control fields (one entry a lane or a worker) come first, then the actions, then the frames: `frames` copies of
-everything that a step writes. Workers write one frame while the learner still reads the one before.
+everything that a step writes. Workers write one frame while the learner still reads the one before. Under same_step,
+frames also have room for the last observations of episodes, whose place the first ones of the next have taken.
 """
 
 from __future__ import annotations
@@ -75,9 +76,15 @@ class Layout:
 
     @classmethod
     def plan(
-        cls, obs_leaves: Sequence[Leaf], action_leaves: Sequence[Leaf], lanes: int, frames: int, workers: int
+        cls,
+        obs_leaves: Sequence[Leaf],
+        action_leaves: Sequence[Leaf],
+        lanes: int,
+        frames: int,
+        workers: int,
+        finals: bool = False,
     ) -> Layout:
-        """Lay out the fields for these spaces one after the other."""
+        """Lay out the fields for these spaces one after the other; `finals`: with the last observations of episodes."""
         wanted: list[tuple[str, Any, tuple[int, ...]]] = [
             ("pool_bell", np.uint32, (BELL_WORDS,)),
             ("worker_bells", np.uint32, (workers, BELL_WORDS)),
@@ -92,6 +99,9 @@ class Layout:
         for i, leaf in enumerate(obs_leaves):
             if leaf.kind is not Kind.OBJECT:
                 wanted.append((f"obs.{i}", leaf.dtype, (frames, lanes, *leaf.shape)))
+        if finals and all(leaf.kind is Kind.ARRAY for leaf in obs_leaves):
+            for i, leaf in enumerate(obs_leaves):
+                wanted.append((f"final.{i}", leaf.dtype, (frames, lanes, *leaf.shape)))
         fields, offset = {}, 0
         for name, dtype, shape in wanted:
             fields[name] = Field(offset, np.dtype(dtype), shape)
@@ -152,8 +162,9 @@ class Slab:
         return flat.reshape(field.shape)
 
     def leaf_arrays(self, prefix: str, leaves: Sequence[Leaf]) -> list[npt.NDArray[Any] | None]:
-        """The arrays of a space's leaves; None for objects, which have none."""
-        return [None if leaf.kind is Kind.OBJECT else self.array(f"{prefix}.{i}") for i, leaf in enumerate(leaves)]
+        """The arrays of a space's leaves; None for those that have none, such as objects."""
+        fields = self.layout.fields
+        return [self.array(f"{prefix}.{i}") if f"{prefix}.{i}" in fields else None for i, _ in enumerate(leaves)]
 
     def describe(self, prefix: str, leaves: Sequence[Leaf]) -> tuple[tuple[Any, ...], ...]:
         """The leaves as the native core wants them: (offset, itemsize, nbytes of a lane, code, shape, path)."""

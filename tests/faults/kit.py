@@ -199,6 +199,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "really segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "hang": hang,
+    "take a while": lambda: time.sleep(0.2),
 }
 
 

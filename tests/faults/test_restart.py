@@ -23,6 +23,7 @@ import shoal
 from envs import CountEnv
 from faults.kit import ISOLATED, DeedEnv, alive, eventually, open_pool
 from shoal import Pool, healing, procs
+from shoal.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -381,12 +382,16 @@ def test_ctrl_c_while_an_order_is_posted(backend: str, after: bool, then: str) -
     """The lane is neither lost, so that nobody would ever get its answer, nor counted twice."""
     with restarting(backend) as pool:
         pool.step(ZEROS)
-        pool.set_attr("deeds", [{"step": "raise"}], [3])
+        # Env 2 keeps their worker busy with its reset, so that the next order comes in the middle of a pass.
+        pool.set_attr("deeds", [{"reset": "take a while"}, {"step": "raise"}], [2, 3])
         healer = pool._scheduler._healer
         healer._lanes = InterruptedLanes(healer._lanes, after)
         with pytest.raises(KeyboardInterrupt):
             pool.step(ZEROS)
         assert pool.pending.tolist() == [0, 1, 2, 3]
+        # The worker has read what it was told before the interrupt: it must not take it for what comes now.
+        board = pool._scheduler.board
+        assert board.command(np.array([3]), "call", lambda _: ("answer", (), {}), Deadline.after(10)) == [42]
         batch = pool.recv(timeout=10) if then == "recv" else pool.reset(timeout=10)
         assert reports(batch) == {3: ("raised", 1)}
         assert batch.truncated[3] == (then == "recv")

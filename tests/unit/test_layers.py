@@ -32,6 +32,7 @@ LAYERS = (
     ("switchboard",),
     ("scheduler", "plan"),
     ("pool",),
+    ("wrappers",),
     ("dialects",),
     ("make",),
     ("__init__",),
@@ -99,7 +100,17 @@ def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
         assert not found, f"{name_of(path)} imports {found}"
 
 
-@pytest.mark.parametrize("module", ["shoal", "shoal.backends.worker_main", "shoal.dialects.gymnasium"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "shoal",
+        "shoal.backends.worker_main",
+        "shoal.dialects.gymnasium",
+        "shoal.dialects.sb3",
+        "shoal.dialects.baselines",
+        "shoal.wrappers",
+    ],
+)
 def test_import_stays_light(module: str) -> None:
     script = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe, connection, process, reduction
 from typing import Any
 
@@ -42,11 +42,20 @@ class ProcessWorker(Worker):
     isolated = True
 
     def __init__(
-        self, index: int, start: int, stop: int, env_fns: Sequence[bytes], registry: bytes | None, start_method: str
+        self,
+        index: int,
+        start: int,
+        stop: int,
+        env_fns: Sequence[bytes],
+        registry: bytes | None,
+        start_method: str,
+        environ: Mapping[str, str] | None = None,
     ):
         super().__init__(index, start, stop)
         self._mark = uuid.uuid4().hex
-        assignment = Assignment(index, start, list(env_fns), dict(os.environ), registry, native.KIND, self._mark)
+        assignment = Assignment(
+            index, start, list(env_fns), {**os.environ, **(environ or {})}, registry, native.KIND, self._mark
+        )
         self._assignment = dumps(assignment)
         self._start_method = start_method
         self._process: process.BaseProcess | None = None

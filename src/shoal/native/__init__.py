@@ -9,7 +9,8 @@ from shoal.native import twin
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
-    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "outside",
+    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "merge", "outside",
+    "standardize",
 ]  # fmt: skip
 
 # The numbers that the C headers use.
@@ -30,7 +31,8 @@ if os.environ.get("SHOAL_NATIVE", "1") != "0":
 
 KIND = "twin" if core is None else "native"
 
-outside = twin.outside if TYPE_CHECKING or core is None else core.outside
+_functions: Any = twin if TYPE_CHECKING or core is None else core
+outside, merge, standardize = _functions.outside, _functions.merge, _functions.standardize
 
 
 def Lanes(*args: Any, **kwargs: Any) -> Any:

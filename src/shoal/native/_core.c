@@ -1,4 +1,4 @@
-/* The module shoal.native._core: doorbells, lanes, block stepping and bounds in C. Its Python twin is twin.py. */
+/* The module shoal.native._core: doorbells, lanes, block stepping, bounds and moments in C. Its Python twin is twin.py. */
 #if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
 #define Py_LIMITED_API 0x030c0000
 #endif
@@ -6,6 +6,7 @@
 #include "compat.h"
 #include "bounds.h"
 #include "lanes.h"
+#include "moments.h"
 #include "step_block.h"
 
 static int core_exec(PyObject *module) {
@@ -24,6 +25,9 @@ static int core_exec(PyObject *module) {
 
 static PyMethodDef core_methods[] = {
     {"outside", bounds_outside, METH_VARARGS, "outside(kind, values, low, high) -> first index out of bounds or -1"},
+    {"merge", moments_merge, METH_VARARGS, "merge(kind, values, mean, var, count) -> count, with the rows taken in"},
+    {"standardize", moments_standardize, METH_VARARGS,
+     "standardize(kind, values, mean, var, epsilon, limit, out): values brought to mean 0 and variance 1"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bell", "Block", "Lanes", "native_block", "native_lanes", "outside"]
+__all__ = ["Bell", "Block", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize"]
 
 Array = npt.NDArray[Any]
 
@@ -305,6 +305,28 @@ def outside(kind: str, values: Array, low: Array, high: Array) -> int:
     """The flat index of the first value outside its bounds (a NaN is outside), -1 for none."""
     inside = (values >= low) & (values <= high)
     return -1 if inside.all() else int(np.argmin(inside))
+
+
+def merge(kind: str, values: Array, mean: Array, var: Array, count: float) -> float:
+    """Take the rows of `values` into a running mean and variance, in place, of `count` rows so far; the new count."""
+    rows = values.reshape(-1, *mean.shape)
+    if len(rows) == 0:
+        return count
+    total = count + len(rows)
+    share = len(rows) / total
+    fresh = np.add.reduce(rows, 0, np.float64) / len(rows)
+    centred = rows - fresh
+    delta = fresh - mean
+    spread = np.add.reduce(centred * centred, 0) / len(rows)
+    var[...] = var * (1.0 - share) + spread * share + delta * delta * (share * (1.0 - share))
+    mean += delta * share
+    return total
+
+
+def standardize(kind: str, values: Array, mean: Array, var: Array, epsilon: float, limit: float, out: Array) -> None:
+    """Write (values - mean) / sqrt(var + epsilon), within [-limit, limit], into `out`."""
+    result = (values.reshape(-1, *mean.shape) - mean) / np.sqrt(var + epsilon)
+    out[...] = np.maximum(np.minimum(result, limit), -limit).reshape(out.shape)
 
 
 def native_lanes(core: Any, slab: Any, state: Array, owner: Array, bells: Any, bell: Any) -> Any:

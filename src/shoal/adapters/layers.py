@@ -1,0 +1,46 @@
+"""Looks through the wrappers around one env. These functions run where the env is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+__all__ = ["call_method", "get_attr", "has_attr", "is_wrapped", "name_of"]
+
+
+def get_attr(env: Any, name: str) -> Any:
+    """An attribute of the outermost layer that has it."""
+    return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
+
+
+def has_attr(env: Any, name: str) -> bool:
+    """Whether any layer has it."""
+    try:
+        get_attr(env, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def call_method(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the outermost layer that has it."""
+    return get_attr(env, name)(*args, **kwargs)
+
+
+def name_of(wrapper_class: type) -> str:
+    """What a class is called. Classes travel by name: a worker need not import what none of its envs has."""
+    if not isinstance(wrapper_class, type):
+        raise TypeError(f"expected a class, found {wrapper_class!r}")
+    return f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"
+
+
+def is_wrapped(env: Any, name: str) -> bool:
+    """Whether one of the wrappers around an env is of the class of this name, or passes for it."""
+    layer = env
+    while isinstance(layer, gymnasium.Wrapper):
+        for cls in type(layer).__mro__:
+            if name in (name_of(cls), *cls.__dict__.get("also_known_as", ())):
+                return True
+        layer = layer.env
+    return False

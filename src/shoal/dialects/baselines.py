@@ -1,0 +1,428 @@
+"""The pool in the words of OpenAI Baselines: `make_vec_env`, its vector envs, its Monitor and its wrappers.
+
+    from shoal.dialects.baselines import make_vec_env
+
+Step returns four values over Gymnasium envs, and old `gym` envs are taken as they are. Baselines itself is not needed.
+What Baselines never had is here as well: `env_method`, `get_attr`, `set_attr`, and the last observation of each episode
+in `info["terminal_observation"]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from shoal.adapters.old_gym import modern
+from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, isolated, make_one
+from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
+from shoal.wrappers.monitor import Monitor as _Monitor
+from shoal.wrappers.video import tile_images
+
+__all__ = [
+    "AlreadySteppingError", "BaselinesVecEnv", "DummyVecEnv", "Monitor", "NotSteppingError", "ShmemVecEnv",
+    "SubprocVecEnv", "VecEnv", "VecEnvObservationWrapper", "VecEnvWrapper", "VecExtractDictObs", "VecFrameStack",
+    "VecMonitor", "VecNormalize", "clear_mpi_env_vars", "make_env", "make_vec_env", "mpi_rank", "set_global_seeds",
+    "tile_images",
+]  # fmt: skip
+
+
+class AlreadySteppingError(Exception):
+    """step_async was called while a step is under way."""
+
+
+class NotSteppingError(Exception):
+    """step_wait was called without step_async before it."""
+
+
+class BaselinesVecEnv(PoolVecEnv):
+    """A pool as Baselines' VecEnv; the base of the three below.
+
+    Args:
+        env, num_envs, pool_options: as for `shoal.Pool`.
+        spaces: (observation space, action space), which the envs must have; None for whichever they have.
+    """
+
+    def __init__(self, env: Any, num_envs: int | None = None, spaces: Any = None, **pool_options: Any):
+        with clear_mpi_env_vars():
+            super().__init__(env, num_envs, **pool_options)
+        self.spec = self.pool.specs.spec
+        if spaces is not None and tuple(spaces) != (self.observation_space, self.action_space):
+            self.close()
+            raise ValueError(
+                f"spaces: the envs have {(self.observation_space, self.action_space)}, not {tuple(spaces)}"
+            )
+
+    def _already_stepping(self) -> Exception:
+        return AlreadySteppingError("already running an async step: call step_wait first")
+
+    def _not_stepping(self) -> Exception:
+        return NotSteppingError("not running an async step: call step_async first")
+
+    def render(self, mode: str | None = "human") -> Any:
+        """All envs' images as one: shown in a window ("human"), or returned ("rgb_array")."""
+        return super().render(mode)
+
+
+class DummyVecEnv(BaselinesVecEnv):
+    """The envs live in this process, in `envs`, and are stepped one after the other."""
+
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
+        pool_options.setdefault("backend", "serial")
+        super().__init__(list(env_fns), **pool_options)
+
+
+class SubprocVecEnv(BaselinesVecEnv):
+    """The envs live in worker processes.
+
+    Args:
+        spaces: (observation space, action space), which the envs must have; None for whichever they have.
+        context: how processes start, "spawn", "forkserver" or "fork".
+        in_series: how many envs one process steps, one after the other; 1 leaves that to Shoal, which gives each core
+            one process.
+        pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        spaces: Any = None,
+        context: str = "spawn",
+        in_series: int = 1,
+        **pool_options: Any,
+    ):
+        count = len(env_fns)
+        if isinstance(in_series, bool) or not isinstance(in_series, int) or in_series < 1 or count % in_series:
+            raise ValueError(f"in_series: expected a number that divides the {count} envs, found {in_series!r}")
+        if in_series > 1:
+            pool_options.setdefault("num_workers", count // in_series)
+        super().__init__(list(env_fns), spaces=spaces, start_method=context, **isolated(pool_options))
+
+
+class ShmemVecEnv(SubprocVecEnv):
+    """The same: with Shoal, everything is in shared memory."""
+
+    def __init__(
+        self, env_fns: Sequence[Callable[[], Any]], spaces: Any = None, context: str = "spawn", **pool_options: Any
+    ):
+        super().__init__(env_fns, spaces, context, **pool_options)
+
+
+# ---- wrappers ------------------------------------------------------------------------------------------------
+
+
+class Monitor(_Monitor):
+    """Sums up the episodes of one env: `info["episode"]` = {"r", "l", "t"} at each end, and a line in a CSV file."""
+
+    def __init__(
+        self,
+        env: Any,
+        filename: str | os.PathLike[str] | None,
+        allow_early_resets: bool = False,
+        reset_keywords: Sequence[str] = (),
+        info_keywords: Sequence[str] = (),
+    ):
+        super().__init__(modern(env), filename, allow_early_resets, reset_keywords, info_keywords)
+
+
+class VecEnvObservationWrapper(VecEnvWrapper):
+    """Base of users' own wrappers that change observations alone, in `process`."""
+
+    def process(self, obs: Any) -> Any:
+        """A batch of observations, changed."""
+        raise NotImplementedError
+
+    def reset(self) -> Any:
+        """Reset all envs."""
+        return self.process(self.venv.reset())
+
+    def step_wait(self) -> tuple[Any, Any, Any, Any]:
+        """The result of the step that was started."""
+        obs, rewards, dones, infos = self.venv.step_wait()
+        return self.process(obs), rewards, dones, infos
+
+
+class VecFrameStack(TransformWrapper):
+    """Stacks the last `nstack` observations along the last axis."""
+
+    def __init__(self, venv: Any, nstack: int):
+        super().__init__(venv, FrameStack(nstack, "last"))
+        self.nstack = nstack
+
+
+class VecNormalize(TransformWrapper):
+    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` makes no difference."""
+
+    def __init__(
+        self,
+        venv: Any,
+        ob: bool = True,
+        ret: bool = True,
+        clipob: float = 10.0,
+        cliprew: float = 10.0,
+        gamma: float = 0.99,
+        epsilon: float = 1e-8,
+        use_tf: bool = False,
+    ):
+        super().__init__(
+            venv,
+            Normalize(norm_obs=ob, norm_reward=ret, clip_obs=clipob, clip_reward=cliprew, gamma=gamma, epsilon=epsilon),
+        )
+
+    @property
+    def ob_rms(self) -> Any:
+        """Mean and variance of observations; None without them."""
+        return self.transform.obs_rms  # type: ignore[attr-defined]
+
+
+class VecMonitor(TransformWrapper):
+    """Sums up the episodes of all envs; `keep_buf` of them stay in `epret_buf` and `eplen_buf`."""
+
+    def __init__(self, venv: Any, filename: str | None = None, keep_buf: int = 0, info_keywords: Sequence[str] = ()):
+        super().__init__(venv, MonitorEpisodes(filename, info_keywords, keep=keep_buf))
+        self.epret_buf, self.eplen_buf = self.transform.last_returns, self.transform.last_lengths  # type: ignore[attr-defined]
+
+    @property
+    def epcount(self) -> int:
+        """How many episodes have ended."""
+        return int(self.transform.episode_count)  # type: ignore[attr-defined]
+
+
+class VecExtractDictObs(TransformWrapper):
+    """One part of Dict observations instead of all of it."""
+
+    def __init__(self, venv: Any, key: str):
+        super().__init__(venv, ExtractDictObs(key))
+        self.key = key
+
+
+# ---- making them ---------------------------------------------------------------------------------------------
+
+
+def mpi_rank() -> int:
+    """This process's number among those that mpirun has started; 0 if it has not. Nothing of MPI is imported."""
+    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+@contextlib.contextmanager
+def clear_mpi_env_vars() -> Iterator[None]:
+    """Hide mpirun from the processes that are started meanwhile: one of them that imports mpi4py would hang."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("OMPI_", "PMI_", "PMIX_"))}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def set_global_seeds(seed: int | None) -> None:
+    """Seed the global generators of Python and numpy; with None, nothing happens."""
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+
+
+class _MakeEnv:
+    """Makes one env, where it will live."""
+
+    def __init__(self, initializer: Callable[..., Any] | None, mpi_rank: int, subrank: int, arguments: dict[str, Any]):
+        self.initializer, self.mpi_rank, self.subrank, self.arguments = initializer, mpi_rank, subrank, arguments
+
+    def __call__(self) -> Any:
+        if self.initializer is not None:
+            self.initializer(mpi_rank=self.mpi_rank, subrank=self.subrank)
+        return make_env(mpi_rank=self.mpi_rank, subrank=self.subrank, **self.arguments)
+
+
+def make_vec_env(
+    env_id: Any,
+    env_type: str,
+    num_env: int,
+    seed: int | None,
+    wrapper_kwargs: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    start_index: int = 0,
+    reward_scale: float = 1.0,
+    flatten_dict_observations: bool = True,
+    initializer: Callable[..., Any] | None = None,
+    force_dummy: bool = False,
+    **pool_options: Any,
+) -> SubprocVecEnv | DummyVecEnv:
+    """Monitored envs as one, in worker processes if there are several.
+
+    Args:
+        env_id: an id, or a function or class that makes an env.
+        env_type: "atari" brings the usual preprocessing, which `wrapper_kwargs` is for; all others are plain.
+        seed: env i gets `seed + start_index + i`, and 10000 more for each rank under MPI.
+        reward_scale: what rewards are multiplied by.
+        flatten_dict_observations: Dict observations as one array.
+        initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, where it is made.
+        force_dummy: keep the envs in this process.
+        pool_options: as for `shoal.Pool`.
+    """
+    rank = mpi_rank()
+    first = None if seed is None else seed + 10_000 * rank + start_index
+    arguments = {
+        "env_id": env_id, "env_type": env_type, "seed": None if seed is None else seed + 10_000 * rank,
+        "reward_scale": reward_scale, "flatten_dict_observations": flatten_dict_observations,
+        "wrapper_kwargs": wrapper_kwargs, "env_kwargs": env_kwargs,
+    }  # fmt: skip
+    fns = [_MakeEnv(initializer, rank, start_index + i, arguments) for i in range(num_env)]
+    set_global_seeds(seed)
+    alone = force_dummy or num_env == 1
+    envs = DummyVecEnv(fns, **pool_options) if alone else SubprocVecEnv(fns, **pool_options)
+    if first is not None:
+        envs.seed(first)
+    return envs
+
+
+def make_env(
+    env_id: Any,
+    env_type: str,
+    mpi_rank: int = 0,
+    subrank: int = 0,
+    seed: int | None = None,
+    reward_scale: float = 1.0,
+    gamestate: Any = None,
+    flatten_dict_observations: bool = True,
+    wrapper_kwargs: Mapping[str, Any] | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    logger_dir: str | None = None,
+) -> Any:
+    """One env, with a Monitor: made from its id, or by a function or class.
+
+    Args:
+        gamestate: for "retro", which is not supported.
+        logger_dir: folder for the monitor file `<mpi_rank>.<subrank>.monitor.csv`.
+    """
+    if env_type == "retro" or gamestate is not None:
+        raise ValueError("env_type: gym-retro has no Gymnasium envs; pass a function that makes one of yours as env_id")
+    wrapping = dict(wrapper_kwargs or {})
+    env = make_one(env_id, env_kwargs or {})
+    if env_type == "atari":
+        env = _atari(env)
+    elif wrapping:
+        raise ValueError(f'wrapper_kwargs: only env_type="atari" takes them, found {sorted(wrapping)} for {env_type!r}')
+    if flatten_dict_observations and isinstance(env.observation_space, gym_spaces.Dict):
+        env = gymnasium.wrappers.FlattenObservation(env)
+    if seed is not None:
+        env.action_space.seed(seed + subrank)
+    path = None if logger_dir is None else os.path.join(logger_dir, f"{mpi_rank}.{subrank}")
+    env = Monitor(env, path, allow_early_resets=True)
+    if env_type == "atari":
+        env = _wrap_deepmind(env, **wrapping)
+    if isinstance(env.action_space, gym_spaces.Box):
+        env = ClipActions(env)
+    return env if reward_scale == 1 else RewardScaler(env, reward_scale)
+
+
+class ClipActions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Brings actions into the bounds of their space; NaN becomes 0."""
+
+    def step(self, action: Any) -> Any:
+        """Step with what is possible."""
+        space: Any = self.env.action_space
+        return self.env.step(np.clip(np.nan_to_num(action), space.low, space.high).astype(space.dtype))
+
+
+class RewardScaler(gymnasium.RewardWrapper[Any, Any]):
+    """Multiplies rewards."""
+
+    def __init__(self, env: Any, scale: float = 0.01):
+        super().__init__(env)
+        self.scale = scale
+
+    def reward(self, reward: Any) -> Any:
+        """The reward, scaled."""
+        return reward * self.scale
+
+
+# ---- Atari ---------------------------------------------------------------------------------------------------
+
+
+def _atari(env: Any) -> Any:
+    """Up to 30 steps of nothing at the start, the brighter of two frames out of four, 84 x 84 grey pixels."""
+    return gymnasium.wrappers.AtariPreprocessing(
+        env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False, grayscale_newaxis=True
+    )
+
+
+def _wrap_deepmind(
+    env: Any, episode_life: bool = True, clip_rewards: bool = True, frame_stack: bool = False, scale: bool = False
+) -> Any:
+    """What DeepMind's agents see: a life is an episode, rewards are signs, and maybe four frames at once."""
+    if episode_life:
+        env = EpisodicLife(env)
+    if "FIRE" in env.unwrapped.get_action_meanings():
+        env = FireReset(env)
+    if scale:
+        space = gym_spaces.Box(0.0, 1.0, env.observation_space.shape, np.float32)
+        env = gymnasium.wrappers.TransformObservation(env, lambda obs: obs.astype(np.float32) / 255.0, space)
+    if clip_rewards:
+        env = gymnasium.wrappers.TransformReward(env, lambda reward: np.sign(float(reward)))
+    if frame_stack:
+        env = _StackChannels(gymnasium.wrappers.FrameStackObservation(env, 4))
+    return env
+
+
+class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Ends the episode with each life; the game goes on at the next reset, unless it is over."""
+
+    def __init__(self, env: Any):
+        super().__init__(env)
+        self.lives, self.was_real_done = 0, True
+
+    def step(self, action: Any) -> Any:
+        """Step, and see whether a life was lost."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.was_real_done = bool(terminated or truncated)
+        lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
+        terminated = terminated or 0 < lives < self.lives
+        self.lives = lives
+        return observation, reward, terminated, truncated, info
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Begin a new game only when the last one is over."""
+        if self.was_real_done or kwargs.get("seed") is not None:
+            observation, info = self.env.reset(**kwargs)
+        else:  # one step of nothing, to get past the lost life
+            observation, _, terminated, truncated, info = self.env.step(0)
+            if terminated or truncated:
+                observation, info = self.env.reset(**kwargs)
+        self.was_real_done = False
+        self.lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
+        return observation, info
+
+
+class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Fires at the start of games that wait for it."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset, and fire."""
+        self.env.reset(**kwargs)
+        observation, _, terminated, truncated, info = self.env.step(1)
+        return self.env.reset(**kwargs) if terminated or truncated else (observation, info)
+
+
+class _StackChannels(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """[4, height, width, 1] as [height, width, 4]."""
+
+    def __init__(self, env: Any):
+        super().__init__(env)
+        space: Any = env.observation_space
+        count, height, width, channels = space.shape
+        self.observation_space = gym_spaces.Box(
+            space.low.min(), space.high.max(), (height, width, count * channels), space.dtype
+        )
+
+    def observation(self, observation: Any) -> Any:
+        """The frames as channels."""
+        return np.concatenate(list(observation), axis=-1)

@@ -1,0 +1,21 @@
+"""Wrappers: batch in, batch out. `wrap` puts them around a pool or a Gymnasium vector env; the dialects have their own.
+
+envs = wrap(shoal.make("CartPole-v1", num_envs=64), FrameStack(4), normalize := Normalize())
+"""
+
+from __future__ import annotations
+
+from shoal.wrappers.base import Bound, Rows, Transform
+from shoal.wrappers.frame_stack import FrameStack
+from shoal.wrappers.hosts import WrappedPool, WrappedVectorEnv, wrap
+from shoal.wrappers.monitor import Monitor, MonitorEpisodes
+from shoal.wrappers.nan import CheckNan
+from shoal.wrappers.normalize import Normalize
+from shoal.wrappers.observations import ExtractDictObs, TransposeImage
+from shoal.wrappers.running import RunningMeanStd
+from shoal.wrappers.video import RecordVideo
+
+__all__ = [
+    "Bound", "CheckNan", "ExtractDictObs", "FrameStack", "Monitor", "MonitorEpisodes", "Normalize", "RecordVideo",
+    "Rows", "RunningMeanStd", "Transform", "TransposeImage", "WrappedPool", "WrappedVectorEnv", "wrap",
+]  # fmt: skip

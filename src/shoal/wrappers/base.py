@@ -1,0 +1,208 @@
+"""What a wrapper is: a Transform, which sees every batch on its way to the caller, and may change it.
+
+Transforms know nothing of APIs. The hosts (`shoal.wrappers.hosts` for pools and Gymnasium's vector envs, the dialects
+for their own) turn what their API returns into Rows, and Rows back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from shoal.checks import Ids
+
+__all__ = [
+    "Bound",
+    "Rows",
+    "Transform",
+    "added_infos",
+    "arrays_of",
+    "bind_all",
+    "box_parts",
+    "put_rows",
+    "take_rows",
+    "with_parts",
+]
+
+Array = npt.NDArray[Any]
+Part = str | None  # a key of a Dict space; None for a space that is no Dict
+
+
+@dataclass(slots=True)
+class Rows:
+    """What some envs have answered, one row each.
+
+    Attributes:
+        ids: int64 [n], the envs; ascending, and all of them if `whole`.
+        obs: a batch of observations.
+        reward: float [n].
+        terminated, truncated: bool [n], where an episode has ended.
+        began: bool [n], where `obs` is the first of an episode. Under same-step autoreset, and only there, a row can
+            end one episode and begin the next.
+        final_obs: the last observation of each such row's episode, by row.
+        infos: those of the rows, as far as they are not empty, or of the steps that ended their episodes. What
+            transforms change in them is changed in the infos of the API.
+        with_rest: whether the caller gets all envs' rows, those that are not among these as they were before.
+    """
+
+    ids: Ids
+    whole: bool
+    obs: Any
+    reward: Array
+    terminated: Array
+    truncated: Array
+    began: Array
+    final_obs: dict[int, Any]
+    infos: dict[int, dict[str, Any]]
+    with_rest: bool = False
+
+    @property
+    def done(self) -> Array:
+        """Bool [n], where an episode has ended."""
+        result: Array = self.terminated | self.truncated
+        return result
+
+    @property
+    def stepped(self) -> Array:
+        """Bool [n], where the answer is that to a step, rather than to a reset."""
+        result: Array = ~self.began | self.terminated | self.truncated
+        return result
+
+    @property
+    def all_stepped(self) -> bool:
+        """Whether no row answers a reset. Hosts that reset within the step pass one array for ends and beginnings."""
+        return self.began is self.terminated or bool(self.stepped.all())
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a transform works on.
+
+    Attributes:
+        images: gives an image of each of these envs, which are idle.
+        metadata: what the envs say of themselves, such as "render_fps".
+    """
+
+    num_envs: int
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    images: Callable[[Ids], Sequence[Any]]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Transform:
+    """Base of all: does nothing. Those of users override what they need."""
+
+    bound: Bound
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        """Take note of what it works on, once; the observation space of one env behind it."""
+        if hasattr(self, "bound"):
+            raise ValueError(f"{type(self).__name__} already belongs to other envs: make one for each")
+        self.bound = bound
+        return bound.observation_space
+
+    def send(self, actions: Any, ids: Ids) -> None:
+        """See actions on their way to the envs."""
+
+    def apply(self, rows: Rows) -> None:
+        """Change answers on their way to the caller, in place; arrays in them are replaced, never written to."""
+
+    def close(self) -> None:
+        """Finish what was begun; the envs are about to be closed."""
+
+
+def bind_all(transforms: Sequence[Transform], bound: Bound) -> Space[Any]:
+    """Bind them one behind the other; the observation space behind the last. If one refuses, none is bound."""
+    space = bound.observation_space
+    done: list[Transform] = []
+    for transform in transforms:
+        fresh = not hasattr(transform, "bound")
+        try:
+            space = transform.bind(replace(bound, observation_space=space))
+        except BaseException:
+            for one in [*done, *([transform] if fresh else [])]:
+                vars(one).pop("bound", None)
+            raise
+        done.append(transform)
+    return space
+
+
+def added_infos(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What transforms have put into an info."""
+    return {key: value for key, value in after.items() if key not in before or before[key] is not value}
+
+
+def box_parts(
+    space: Space[Any], keys: Sequence[str] | None, who: str, hint: str = "name the keys that it is for"
+) -> dict[Part, spaces.Box]:
+    """The Box parts that a transform is to work on: of a Dict by key (None: all), or the one Box itself.
+
+    Raises:
+        ValueError: it is neither, or a part that was asked for is no Box.
+    """
+    if isinstance(space, spaces.Dict):
+        wanted = list(space.spaces) if keys is None else list(keys)
+        for key in wanted:
+            if not isinstance(space.spaces.get(key), spaces.Box):
+                found = space.spaces.get(key, "not there")
+                raise ValueError(f"{who} is for Box observations, and {key!r} is {found}: {hint}")
+        return {key: space.spaces[key] for key in wanted}  # type: ignore[misc]
+    if keys is not None:
+        raise ValueError(f"{who}: keys are for Dict observations, and these are {space}")
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"{who} is for Box observations, and Dicts of them, not for {space}")
+    return {None: space}
+
+
+def with_parts(value: Any, parts: dict[Part, Any]) -> Any:
+    """An observation, or a Dict space, with some of its parts replaced; the original is left alone."""
+    if None in parts:
+        return parts[None]
+    if isinstance(value, spaces.Dict):
+        return spaces.Dict({**value.spaces, **parts})  # type: ignore[dict-item]
+    return {**value, **parts}
+
+
+def arrays_of(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
+    """All arrays in a batch, however nested, with their names such as "['camera'][0]"."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from arrays_of(part, f"{name}[{key!r}]")
+    elif isinstance(value, tuple | list) and not all(isinstance(part, int | float | np.number) for part in value):
+        for i, part in enumerate(value):
+            yield from arrays_of(part, f"{name}[{i}]")
+    elif not isinstance(value, str | bytes):
+        array = np.asarray(value)
+        if array.dtype.kind in "fiubc":
+            yield name, array
+
+
+def take_rows(space: Space[Any], value: Any, ids: Ids) -> Any:
+    """Some rows of a batch, however nested."""
+    if isinstance(space, spaces.Dict):
+        return {key: take_rows(space.spaces[key], part, ids) for key, part in value.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(take_rows(part, one, ids) for part, one in zip(space.spaces, value, strict=True))
+    return value[ids] if isinstance(value, np.ndarray) else tuple(value[i] for i in ids.tolist())
+
+
+def put_rows(space: Space[Any], value: Any, rows: Any, ids: Ids) -> Any:
+    """A batch with some of its rows replaced; the original is left alone."""
+    if isinstance(space, spaces.Dict):
+        return {key: put_rows(space.spaces[key], part, rows[key], ids) for key, part in value.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(put_rows(part, old, new, ids) for part, old, new in zip(space.spaces, value, rows, strict=True))
+    if isinstance(value, np.ndarray):
+        result = np.array(value)
+        result[ids] = rows
+        return result
+    objects = list(value)
+    for i, row in zip(ids.tolist(), rows, strict=True):
+        objects[i] = row
+    return tuple(objects)

@@ -1,0 +1,124 @@
+"""FrameStack: the last few observations of each env as one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from shoal.checks import check_choice, whole_number
+from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, with_parts
+
+__all__ = ["FrameStack", "is_image", "is_image_channels_first"]
+
+Order = Literal["first", "last"] | None
+
+
+def is_image(space: Space[Any]) -> bool:
+    """Whether a space is that of images: 8 bits from 0 to 255, height, width and channels."""
+    return (
+        isinstance(space, spaces.Box)
+        and len(space.shape) == 3
+        and space.dtype == np.uint8
+        and bool((space.low == 0).all() and (space.high == 255).all())
+    )
+
+
+def is_image_channels_first(space: Space[Any]) -> bool:
+    """Whether the channels of images come first: they are the smallest dimension."""
+    assert space.shape is not None
+    return int(np.argmin(space.shape)) == 0
+
+
+class FrameStack(Transform):
+    """Stacks the last observations along one axis, the newest last; what was before an episode's first one is zero.
+
+    Args:
+        n_stack: how many.
+        channels_order: "first" or "last" axis of an observation, None to find out: the channels of images, else the
+            last. For Dict observations a dict gives each key its own.
+        padding: "zero", or "first" to repeat the first observation of an episode instead.
+        sb3_bounds: bounds of the space as Stable-Baselines3 has them, each entry repeated in its place, rather than in
+            the order of what is stacked: models that were saved there insist on it.
+    """
+
+    def __init__(
+        self,
+        n_stack: int,
+        channels_order: Order | Mapping[str, Order] = None,
+        padding: Literal["zero", "first"] = "zero",
+        sb3_bounds: bool = False,
+    ):
+        self.n_stack = whole_number("n_stack", n_stack, 1, 10_000)
+        check_choice("padding", padding, ("zero", "first"))
+        self.channels_order, self.padding, self.sb3_bounds = channels_order, padding, sb3_bounds
+        self._axis: dict[Part, int] = {}
+        self._history: dict[Part, list[Array]] = {}  # oldest first, each [num_envs, ...]
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        """The stacked space."""
+        space = super().bind(bound)
+        stacked: dict[Part, Space[Any]] = {}
+        parts = box_parts(space, None, "FrameStack", "take it out, by ExtractDictObs or in the env")
+        if isinstance(self.channels_order, Mapping) and set(self.channels_order) - set(parts):
+            unknown = sorted(set(self.channels_order) - set(parts))
+            raise ValueError(f"channels_order: there is no {unknown} in {space}")
+        for part, box in parts.items():
+            order = self.channels_order
+            if isinstance(order, Mapping):
+                order = order.get(part or "")
+            if order not in (None, "first", "last"):
+                raise ValueError(f"channels_order: expected 'first', 'last' or None, found {order!r}")
+            if not box.shape:
+                raise ValueError(f"FrameStack: an observation needs an axis to stack along, and {box} has none")
+            first = order == "first" or (order is None and is_image(box) and is_image_channels_first(box))
+            axis = self._axis[part] = 0 if first else len(box.shape) - 1
+            low, high = (
+                np.repeat(side, self.n_stack, axis) if self.sb3_bounds else np.concatenate([side] * self.n_stack, axis)
+                for side in (box.low, box.high)
+            )
+            stacked[part] = spaces.Box(low, high, dtype=box.dtype.type)
+            self._history[part] = [np.zeros((bound.num_envs, *box.shape), box.dtype) for _ in range(self.n_stack)]
+        return with_parts(space, stacked)  # type: ignore[no-any-return]
+
+    def apply(self, rows: Rows) -> None:
+        """Put the new observations behind the older ones."""
+        began = np.flatnonzero(rows.began)
+        finals = {
+            row: with_parts(final, {part: self._with_last(part, int(rows.ids[row]), _get(final, part))
+                                    for part in self._axis})
+            for row, final in rows.final_obs.items()
+        }  # fmt: skip
+        rows.obs = with_parts(
+            rows.obs, {part: self._push(part, _get(rows.obs, part), rows, began) for part in self._axis}
+        )
+        rows.final_obs = finals
+
+    def _with_last(self, part: Part, env_id: int, last: Any) -> Array:
+        """The end of an episode, whose place the next one's beginning takes."""
+        older = [frame[env_id] for frame in self._history[part][1:]]
+        return np.concatenate([*older, np.asarray(last)], self._axis[part])
+
+    def _push(self, part: Part, new: Any, rows: Rows, began: Array) -> Array:
+        history = self._history[part]
+        if rows.whole:
+            oldest = history.pop(0)
+            np.copyto(oldest, new, casting="unsafe")
+            history.append(oldest)
+        else:
+            for older, newer in itertools.pairwise(history):
+                older[rows.ids] = newer[rows.ids]
+            history[-1][rows.ids] = new
+        if len(began):
+            fresh = rows.ids[began]
+            for frame in history[:-1]:
+                frame[fresh] = history[-1][fresh] if self.padding == "first" else 0
+        frames = history if rows.whole else [frame[rows.ids] for frame in history]
+        return np.concatenate(frames, self._axis[part] + 1)
+
+
+def _get(value: Any, part: Part) -> Any:
+    return value if part is None else value[part]

@@ -1,0 +1,246 @@
+"""Transforms around a pool, or around any Gymnasium vector env."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space, create_empty_array
+
+from shoal.batch import Batch
+from shoal.checks import Ids, check_ids
+from shoal.pool import Pool
+from shoal.wrappers.base import Bound, Rows, Transform, added_infos, bind_all, put_rows, take_rows
+
+__all__ = ["WrappedPool", "WrappedVectorEnv", "wrap"]
+
+
+def wrap(envs: Any, *transforms: Transform) -> Any:
+    """Envs whose batches go through these transforms, the first one first.
+
+    Args:
+        envs: a Pool, or any Gymnasium vector env.
+    """
+    for transform in transforms:
+        if not isinstance(transform, Transform):
+            raise TypeError(f"expected transforms such as FrameStack(4), found {transform!r}")
+    if isinstance(envs, Pool | WrappedPool):
+        return WrappedPool(envs, transforms)
+    if isinstance(envs, gymnasium.vector.VectorEnv):
+        return WrappedVectorEnv(envs, transforms)
+    raise TypeError(f"expected a Pool or a Gymnasium vector env, found {envs!r}; for others see shoal.dialects")
+
+
+def close_all(transforms: Sequence[Transform]) -> None:
+    """Close all of them, whatever one of them does; raises the first one's error."""
+    errors = []
+    for transform in transforms:
+        try:
+            transform.close()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+class WrappedPool:
+    """A pool whose batches go through transforms, partial ones too. Everything else is the pool's own."""
+
+    def __init__(self, pool: Any, transforms: Sequence[Transform]):
+        self.pool, self.transforms = pool, tuple(transforms)
+        bound = Bound(
+            pool.num_envs, pool.single_observation_space, pool.single_action_space, lambda ids: pool.render(ids),
+            pool.specs.metadata,
+        )  # fmt: skip
+        self.single_observation_space: Space[Any] = bind_all(self.transforms, bound)
+        self.observation_space: Space[Any] = batch_space(self.single_observation_space, pool.num_envs)
+        self._all_ids = np.arange(pool.num_envs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "pool":  # not there yet
+            raise AttributeError(name)
+        if name in ("wait", "exchange", "wait_reset", "data"):
+            raise AttributeError(f"{name} knows nothing of transforms: it is the pool's own, envs.pool.{name}")
+        return getattr(self.pool, name)
+
+    def restore(self, *_: Any, **__: Any) -> Batch:
+        """Not to be had: transforms do not go back in time."""
+        raise NotImplementedError(
+            "restore: what transforms have seen is no part of a snapshot; restore the pool inside (envs.pool.restore), "
+            "and wrap it again"
+        )
+
+    def send(self, actions: Any, env_ids: Any = None) -> None:
+        """As Pool.send."""
+        self._show(actions, env_ids)
+        self.pool.send(actions, env_ids)
+
+    def recv(self, timeout: float | None = None) -> Batch:
+        """As Pool.recv."""
+        return self._transformed(self.pool.recv(timeout))
+
+    def step(self, actions: Any, timeout: float | None = None) -> Batch:
+        """As Pool.step."""
+        self._show(actions, None)
+        return self._transformed(self.pool.step(actions, timeout))
+
+    def reset(self, env_ids: Any = None, **options: Any) -> Batch:
+        """As Pool.reset."""
+        return self._transformed(self.pool.reset(env_ids, **options))
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Close the transforms, then the pool."""
+        try:
+            close_all(self.transforms)
+        finally:
+            self.pool.close(timeout)
+
+    def __enter__(self) -> WrappedPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"WrappedPool({self.pool!r}, {', '.join(type(one).__name__ for one in self.transforms)})"
+
+    def _show(self, actions: Any, env_ids: Any) -> None:
+        ids = self._all_ids if env_ids is None else check_ids(env_ids, self.pool.num_envs)
+        for transform in self.transforms:
+            transform.send(actions, ids)
+
+    def _transformed(self, batch: Batch) -> Batch:
+        row_of = {env_id: row for row, env_id in enumerate(batch.env_id.tolist())} if batch.info else {}
+        finals = {row_of[env_id]: final for env_id, final in batch.final_obs.items()}
+        # Where an episode has ended, its own info counts, not that of the next one's reset.
+        shown = {row_of[env_id]: info.get("final_info", info) for env_id, info in batch.info.items()}
+        rows = Rows(
+            batch.env_id, len(batch.env_id) == self.pool.num_envs, batch.obs, batch.reward, batch.terminated,
+            batch.truncated, batch.began, finals, {row: dict(info) for row, info in shown.items()},
+        )  # fmt: skip
+        for transform in self.transforms:
+            transform.apply(rows)
+        infos: dict[int, dict[str, Any]] = {}
+        for row in sorted(rows.infos):
+            env_id = int(batch.env_id[row])
+            infos[env_id] = {**batch.info.get(env_id, {}), **added_infos(shown.get(row, {}), rows.infos[row])}
+            if row in rows.final_obs:
+                infos[env_id]["final_obs"] = rows.final_obs[row]
+        return batch._replace(
+            obs=rows.obs, reward=rows.reward, terminated=rows.terminated, truncated=rows.truncated, info=infos
+        )
+
+
+class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
+    """A Gymnasium vector env, Shoal's or any other, whose batches go through transforms."""
+
+    def __init__(self, env: Any, transforms: Sequence[Transform]):
+        super().__init__(env)
+        self.transforms = tuple(transforms)
+        bound = Bound(env.num_envs, env.single_observation_space, env.single_action_space, self._images, env.metadata)
+        self.single_observation_space = bind_all(self.transforms, bound)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self._mode = AutoresetMode(mode)
+        self._all_ids = np.arange(env.num_envs)
+        self._ended = np.zeros(env.num_envs, np.bool_)
+        self._last_obs: Any = None
+        self._shown: dict[int, dict[str, Any]] = {}
+
+    def _images(self, ids: Ids) -> list[Any]:
+        pictures = self.env.render()
+        return [None] * len(ids) if pictures is None else [pictures[i] for i in ids.tolist()]
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all envs, or those of `options["reset_mask"]`."""
+        mask = None if options is None else options.get("reset_mask")  # now: Gymnasium takes it out
+        obs, infos = self.env.reset(seed=seed, options=options)
+        ids = self._all_ids if mask is None else np.flatnonzero(mask)
+        whole = len(ids) == self.num_envs
+        nothing = np.zeros(len(ids), np.bool_)
+        part = obs if whole else take_rows(self.env.single_observation_space, obs, ids)
+        rows = self._apply(part, np.zeros(len(ids)), nothing, nothing, ~nothing, infos, ids)
+        self._ended[ids] = False
+        if not whole:  # the others have what they had
+            rest = self._last_obs
+            if rest is None:
+                rest = create_empty_array(self.single_observation_space, self.num_envs, np.zeros)
+            rows.obs = put_rows(self.single_observation_space, rest, rows.obs, ids)
+        self._last_obs = rows.obs
+        return rows.obs, self._infos(infos, rows)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step all envs."""
+        for transform in self.transforms:
+            transform.send(actions, self._all_ids)
+        obs, reward, terminated, truncated, infos = self.env.step(actions)
+        done = terminated | truncated
+        if self._mode is AutoresetMode.SAME_STEP:
+            began = done
+        elif self._mode is AutoresetMode.NEXT_STEP:
+            began, self._ended = self._ended, done
+        else:
+            began = np.zeros(self.num_envs, np.bool_)
+        rows = self._apply(obs, reward, terminated, truncated, began, infos, self._all_ids)
+        self._last_obs = rows.obs
+        return rows.obs, rows.reward, rows.terminated, rows.truncated, self._infos(infos, rows)
+
+    def _apply(
+        self, obs: Any, reward: Any, terminated: Any, truncated: Any, began: Any, infos: dict[str, Any], ids: Ids
+    ) -> Rows:
+        finals: dict[int, Any] = {}
+        if self._mode is AutoresetMode.SAME_STEP and "final_obs" in infos:
+            has = np.flatnonzero(infos["_final_obs"])
+            finals = {int(row): infos["final_obs"][row] for row in has}
+        whole = len(ids) == self.num_envs
+        rows = Rows(ids, whole, obs, reward, terminated, truncated, began, finals, {}, with_rest=not whole)
+        ended = terminated | truncated
+        if ended.any():  # the only rows whose infos transforms look at
+            self._shown = {row: _row_of(infos, int(ids[row])) for row in np.flatnonzero(ended).tolist()}
+            rows.infos = {row: dict(info) for row, info in self._shown.items()}
+        for transform in self.transforms:
+            transform.apply(rows)
+        return rows
+
+    def _infos(self, infos: dict[str, Any], rows: Rows) -> dict[str, Any]:
+        if rows.final_obs:
+            finals = np.array(infos["final_obs"], dtype=object, copy=True)
+            for row, final in rows.final_obs.items():
+                finals[row] = final
+            infos = {**infos, "final_obs": finals}
+        for row, info in rows.infos.items():
+            added = added_infos(self._shown.get(row, {}), info)
+            if added:
+                # Arrays of the envs' own are left as they are.
+                own = {key: copy.deepcopy(infos[key]) for name in added for key in (name, f"_{name}") if key in infos}
+                infos = self.env.unwrapped._add_info({**infos, **own}, added, int(rows.ids[row]))
+        return infos
+
+    def close(self, **options: Any) -> None:
+        """Close the transforms, then the envs."""
+        try:
+            close_all(self.transforms)
+        finally:
+            self.env.close(**options)
+
+
+def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
+    """One env's own info from Gymnasium's arrays; under same-step, that of the step that ended its episode."""
+    if "final_info" in infos and infos.get("_final_info", [False] * (row + 1))[row]:
+        infos = infos["final_info"]
+        if not isinstance(infos, dict):
+            found: dict[str, Any] = dict(infos[row] or {})
+            return found
+    own: dict[str, Any] = {}
+    for key, values in infos.items():
+        if key.startswith("_") or key == "final_obs":
+            continue
+        mask = infos.get(f"_{key}")
+        if mask is not None and mask[row]:
+            own[key] = _row_of(values, row) if isinstance(values, dict) else values[row]
+    return own

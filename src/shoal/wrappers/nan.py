@@ -1,0 +1,118 @@
+"""CheckNan: finds the first number that is none, and says where it came from."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from shoal.checks import Ids
+from shoal.errors import BadObservation
+from shoal.wrappers.base import Array, Bound, Rows, Transform, arrays_of
+
+__all__ = ["CheckNan"]
+
+
+class CheckNan(Transform):
+    """Looks for NaN, and for infinite values, in actions, observations and rewards.
+
+    Args:
+        raise_exception: raise BadObservation (which is a ValueError) rather than warn.
+        warn_once: warn only the first time.
+        check_inf: look for infinite values as well.
+    """
+
+    def __init__(self, raise_exception: bool = False, warn_once: bool = True, check_inf: bool = True):
+        self.raise_exception, self.warn_once, self.check_inf = raise_exception, warn_once, check_inf
+        self._warned = False
+        self._actions: dict[str, Array] = {}
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        """The same space."""
+        space = super().bind(bound)
+        self._steps = np.zeros(bound.num_envs, np.int64)  # since each env's last reset
+        self._acted = np.zeros(bound.num_envs, np.bool_)
+        return space
+
+    def send(self, actions: Any, ids: Ids) -> None:
+        """Look at actions, and keep them: they may be to blame for what comes back."""
+        self._acted[ids] = True
+        nested = isinstance(self.bound.action_space, spaces.Dict | spaces.Tuple)
+        for name, array in _arrays_of_actions(actions, nested):
+            if array.ndim == 0 or len(array) != len(ids):
+                continue  # the envs will say so, and better
+            kept = self._actions.get(name)
+            if kept is None or kept.shape[1:] != array.shape[1:] or kept.dtype != array.dtype:
+                kept = self._actions[name] = np.zeros((self.bound.num_envs, *array.shape[1:]), array.dtype)
+            kept[ids] = array
+            self._look(f"the action{name}", array, ids, "the policy that chose it is to blame, not the env")
+
+    def apply(self, rows: Rows) -> None:
+        """Look at observations and rewards."""
+        self._steps[rows.ids] += 1
+        self._steps[rows.ids[rows.began & ~rows.done]] = 0
+        # First what belongs to the episodes that have ended, then what begins the next.
+        self._look("the reward", rows.reward, rows.ids, None)
+        for row, final in rows.final_obs.items():
+            for name, array in arrays_of(final):
+                self._look(f"the last observation{name}", array[None], rows.ids[row : row + 1], None)
+        self._steps[rows.ids[rows.began]] = 0
+        for name, array in arrays_of(rows.obs):
+            if array.ndim and len(array) == len(rows.ids):
+                self._look(f"the observation{name}", array, rows.ids, None)
+
+    def _look(self, what: str, values: Array, ids: Ids, cause: str | None) -> None:
+        if values.dtype.kind not in "fc":
+            return
+        # A sum is nan or infinite if any of its parts is: one look at each number, and no array.
+        with np.errstate(all="ignore"):
+            total = np.add.reduce(values, axis=None)
+        if np.isfinite(total):
+            return
+        bad = ~np.isfinite(values) if self.check_inf else np.isnan(values)
+        if bad.any():
+            self._report(what, values, bad, ids, cause)
+
+    def _report(self, what: str, values: Array, bad: Array, ids: Ids, cause: str | None) -> None:
+        row, *place = np.argwhere(bad)[0].tolist()
+        env_id = int(ids[row])
+        others = np.unique(np.argwhere(bad)[:, 0])
+        where = f" at {place}" if place else ""
+        count = self._steps[env_id] + (cause is not None)  # an action is for the step to come
+        step = f"step {count}" if count else "its reset"
+        number = values[tuple(np.argwhere(bad)[0])]
+        message = f"{what} of env {env_id} is {number}{where}, in {step} of its episode"
+        if len(others) > 1:
+            message += f" (and so in envs {ids[others[1:9]].tolist()})"
+        message += f"; {cause or self._blame(env_id)}"
+        if self.raise_exception:
+            raise BadObservation(message)
+        if not (self.warn_once and self._warned):
+            self._warned = True
+            warnings.warn(message, UserWarning, stacklevel=3)
+
+    def _blame(self, env_id: int) -> str:
+        """Whether the action that led here was one itself."""
+        if not self._acted[env_id] or not self._steps[env_id]:
+            return "no action was taken before it: the env itself is to blame"
+        for name, kept in self._actions.items():
+            action = kept[env_id]
+            if action.dtype.kind in "fc" and not np.isfinite(action).all():
+                return f"its last action{name} was {action.tolist()}: that is the likely cause"
+        shown = {name or "action": kept[env_id].tolist() for name, kept in self._actions.items()}
+        return f"its last action was sound ({shown}): the env itself is to blame"
+
+
+def _arrays_of_actions(actions: Any, nested: bool) -> Iterator[tuple[str, Array]]:
+    """A list of actions is a batch; only where the space is nested, it can be a tuple of batches."""
+    if nested:
+        yield from arrays_of(actions)
+        return
+    with contextlib.suppress(ValueError, TypeError):  # no array at all: the envs will say so, and better
+        array = np.asarray(actions)
+        if array.dtype.kind in "fiubc":
+            yield "", array

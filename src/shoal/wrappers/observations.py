@@ -1,0 +1,83 @@
+"""Small changes of observations: channels of images to the front, one part of a dict for all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, with_parts
+from shoal.wrappers.frame_stack import is_image, is_image_channels_first
+
+__all__ = ["ExtractDictObs", "TransposeImage"]
+
+
+class TransposeImage(Transform):
+    """Images as [channels, height, width], which convolutions in PyTorch want; other parts of a Dict are left alone.
+
+    Args:
+        skip: do nothing, for code that has it either way.
+    """
+
+    def __init__(self, skip: bool = False):
+        self.skip = skip
+        self._parts: list[Part] = []
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        """The transposed space."""
+        space = super().bind(bound)
+        if self.skip:
+            return space
+        parts: dict[Part, Space[Any]] = dict(space.spaces.items()) if isinstance(space, spaces.Dict) else {None: space}
+        images = {part: one for part, one in parts.items() if is_image(one)}
+        if None in parts and not images:
+            raise ValueError(f"TransposeImage is for images (uint8, 0 to 255, three axes), not for {space}")
+        for one in images.values():
+            if is_image_channels_first(one):
+                raise ValueError(f"TransposeImage: the channels of {one} come first already")
+        self._parts = list(images)
+        return with_parts(space, {part: _turned(one) for part, one in images.items()})  # type: ignore[no-any-return]
+
+    def apply(self, rows: Rows) -> None:
+        """Transpose the observations, and the last ones of episodes."""
+        rows.obs = self.turn(rows.obs)
+        rows.final_obs = {row: self.turn(final) for row, final in rows.final_obs.items()}
+
+    def turn(self, observation: Any) -> Any:
+        """One observation, or a batch of them."""
+        if not self._parts:
+            return observation
+        return with_parts(
+            observation,
+            {part: transpose(observation if part is None else observation[part]) for part in self._parts},
+        )
+
+
+def transpose(image: Any) -> Array:
+    """Channels first: a view of the image, or of a batch of images."""
+    return np.moveaxis(np.asarray(image), -1, -3)
+
+
+def _turned(space: Any) -> spaces.Box:
+    height, width, channels = space.shape
+    return spaces.Box(0, 255, (channels, height, width), space.dtype.type)
+
+
+class ExtractDictObs(Transform):
+    """One part of Dict observations instead of all of it."""
+
+    def __init__(self, key: str):
+        self.key = key
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        """The part's space."""
+        space = super().bind(bound)
+        if not isinstance(space, spaces.Dict) or self.key not in space.spaces:
+            raise ValueError(f"ExtractDictObs: there is no part {self.key!r} in {space}")
+        return space.spaces[self.key]
+
+    def apply(self, rows: Rows) -> None:
+        """Keep the part alone."""
+        rows.obs = rows.obs[self.key]
+        rows.final_obs = {row: final[self.key] for row, final in rows.final_obs.items()}

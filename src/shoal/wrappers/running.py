@@ -1,0 +1,205 @@
+"""Mean and variance of everything seen so far, and files that hold them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal import native
+from shoal.datafile import DataError, read_file, write_file
+from shoal.wrappers.base import Array
+
+__all__ = ["RunningMeanStd", "read_statistics", "standardized", "write_statistics"]
+
+KIND = "shoal normalization"
+
+
+class RunningMeanStd:
+    """Mean and variance over the first axis of all batches, merged by the parallel algorithm.
+
+    Args:
+        epsilon: how many observations the start, mean 0 and variance 1, counts for.
+        shape: of one observation.
+    """
+
+    def __init__(self, epsilon: float = 1e-4, shape: tuple[int, ...] = ()):
+        self.mean: Array = np.zeros(shape, np.float64)
+        self.var: Array = np.ones(shape, np.float64)
+        self.count = float(epsilon)
+
+    def update(self, batch: Any) -> None:
+        """Take in a batch [n, ...]."""
+        values = _plain(batch, np.shape(self.mean))
+        # New arrays: somebody may hold the old ones.
+        mean, var = np.array(self.mean, np.float64), np.array(self.var, np.float64)
+        self.count = native.merge(values.dtype.kind, values, mean, var, self.count)
+        self.mean, self.var = mean, var
+
+    def standardize(self, values: Any, epsilon: float, limit: float) -> Array:
+        """Values [..., *shape] brought to mean 0 and variance 1, and into [-limit, limit], as float32."""
+        return standardized(values, self.mean, self.var, epsilon, limit)
+
+    def update_from_moments(self, mean: Any, var: Any, count: float) -> None:
+        """Take in a batch of which only this is known."""
+        total = self.count + count
+        delta = mean - self.mean
+        share = count / total
+        self.var = self.var * (1.0 - share) + var * share + delta * delta * (share * (1.0 - share))
+        self.mean = self.mean + delta * share
+        self.count = total
+
+    def combine(self, other: RunningMeanStd) -> None:
+        """Take in all that another one has seen."""
+        self.update_from_moments(other.mean, other.var, other.count)
+
+    def copy(self) -> RunningMeanStd:
+        """Another one that has seen the same."""
+        twin = type(self)(shape=np.shape(self.mean))
+        twin.mean, twin.var, twin.count = np.copy(self.mean), np.copy(self.var), self.count
+        return twin
+
+    def as_data(self) -> dict[str, Any]:
+        """What `from_data` reads."""
+        return {"mean": np.asarray(self.mean), "var": np.asarray(self.var), "count": float(self.count)}
+
+    @classmethod
+    def from_data(cls, data: Any) -> RunningMeanStd:
+        """Raises DataError if these are no statistics."""
+        try:
+            new = cls()
+            new.mean, new.var = np.array(data["mean"], np.float64), np.array(data["var"], np.float64)
+            new.count = float(data["count"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"these are no statistics: {error}") from error
+        if new.mean.shape != new.var.shape or not new.count > 0 or not (new.var >= 0).all():
+            raise DataError("these are no statistics: mean, variance and count do not fit each other")
+        return new
+
+    def __repr__(self) -> str:
+        return f"RunningMeanStd(shape={np.shape(self.mean)}, count={self.count:g})"
+
+
+def _plain(batch: Any, shape: tuple[int, ...]) -> Array:
+    """As the core takes it: rows of this shape."""
+    values = np.asarray(batch)
+    if values.shape[values.ndim - len(shape) :] != shape:
+        raise ValueError(f"expected values of shape {shape}, found {values.shape}")
+    if values.dtype.char not in "fdB" or not values.dtype.isnative:
+        values = values.astype(np.float64)
+    return np.asarray(values, order="C")
+
+
+def standardized(values: Any, mean: Any, var: Any, epsilon: float, limit: float) -> Array:
+    """See RunningMeanStd.standardize; for any statistics, Stable-Baselines' own among them."""
+    mean, var = (np.asarray(one, np.float64, "C") for one in (mean, var))
+    plain = _plain(values, np.shape(mean))
+    out = np.empty(plain.shape, np.float32)
+    native.standardize(plain.dtype.kind, plain, mean, var, epsilon, limit, out)
+    return out
+
+
+def write_statistics(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Write settings and statistics (as data) to a file; folders on the way are made."""
+    Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, content, KIND)
+
+
+def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write_statistics` wrote, or Stable-Baselines' VecNormalize or RunningMeanStd in its pickle.
+
+    Such a pickle is read without Stable-Baselines, and nothing but arrays, numbers and spaces is made from it: a file
+    with anything else in it is refused.
+
+    Raises:
+        DataError: it is neither.
+    """
+    with open(path, "rb") as file:
+        start = file.read(4)
+    if start[:2] == b"PK":
+        content = read_file(path, KIND)
+    elif start[:1] == b"\x80":
+        content = _read_pickle(path)
+    else:
+        content = None
+    if not isinstance(content, dict):
+        raise DataError(f"{os.fspath(path)} has no normalization in it")
+    return content
+
+
+def _read_pickle(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        found = _Unpickler(io.BytesIO(Path(path).read_bytes())).load()
+    except Exception as error:
+        raise DataError(f"{os.fspath(path)} is no normalization of Stable-Baselines: {error}") from error
+    if isinstance(found, RunningMeanStd):
+        return found.as_data()
+    if not isinstance(found, _Saved):
+        raise DataError(f"{os.fspath(path)} holds a {type(found).__name__}, no VecNormalize")
+    content = {name: getattr(found, name) for name in SETTINGS if hasattr(found, name)}
+    for name in ("obs_rms", "ret_rms"):
+        content[name] = _as_data(getattr(found, name, None))
+    return content
+
+
+SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+
+
+def _as_data(statistics: Any) -> Any:
+    if isinstance(statistics, dict):
+        return {key: _as_data(value) for key, value in statistics.items()}
+    return statistics.as_data() if isinstance(statistics, RunningMeanStd) else None
+
+
+class _Saved:
+    """Stands for Stable-Baselines' VecNormalize."""
+
+
+class _Inert:
+    """Stands for what nobody needs: spaces, random generators. Takes everything, and does nothing with it."""
+
+    def __new__(cls, *_: Any, **__: Any) -> _Inert:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+# All that is made from a pickle as it is, by its full name.
+_HARMLESS = {
+    ("numpy", "ndarray"), ("numpy", "dtype"), ("collections", "OrderedDict"), ("builtins", "set"),
+    ("builtins", "frozenset"), ("_codecs", "encode"),
+    *((f"{core}.{module}", name) for core in ("numpy.core", "numpy._core")
+      for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))),
+}  # fmt: skip
+_INERT = re.compile(r"(gym|gymnasium)\.spaces(\.\w+)*|numpy\.random\.\w+")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes the parts of a VecNormalize that we need, and nothing else."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        # Of this file alone: a pickle may set attributes of classes too.
+        self._saved: Any = type("_Saved", (_Saved,), {})
+        self._statistics: Any = type("RunningMeanStd", (RunningMeanStd,), {})
+        self._inert: Any = type("_Inert", (_Inert,), {})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "VecNormalize":
+            return self._saved
+        if name == "RunningMeanStd":
+            return self._statistics
+        if (module, name) in _HARMLESS:
+            return super().find_class(module, name)
+        if _INERT.fullmatch(module) and "." not in name:
+            return self._inert
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")

@@ -1,0 +1,330 @@
+"""The Stable-Baselines3 face from the first step to the end: what is pending, what fails, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+pytest.importorskip("stable_baselines3", reason="these tests compare with Stable-Baselines3")
+
+from stable_baselines3.common import vec_env as sb3
+
+import shoal
+from contract.lockstep import assert_same
+from dialects.sb3_envs import (
+    RGB,
+    FragileEnv,
+    boxed,
+    short,
+)
+from dialects.sb3_kit import EnvFn, zeros
+from envs import SPACES, CountEnv, FailEnv, GateEnv, SpaceEnv
+from shoal.dialects import sb3 as face
+
+# ---- the state of a step ------------------------------------------------------------------------------------
+
+
+def test_halves_of_a_step(venv: Any) -> None:
+    theirs = sb3.DummyVecEnv([RGB] * 3)
+    for either in (venv, theirs):
+        either.seed(3)
+        either.reset()
+    for turn in range(12):
+        for either in (venv, theirs):
+            either.step_async((zeros() + turn) % 4)
+        assert_same(venv.step_wait(), theirs.step_wait(), f"step {turn}")
+
+
+def test_reset_cancels_a_step(make: Callable[[list[EnvFn]], Any]) -> None:
+    venv = make([CountEnv] * 3)
+    venv.seed(1)
+    venv.reset()
+    venv.step_async(zeros() + 1)
+    venv.seed(20)
+    assert venv.reset().tolist() == [[20, 0, 0], [21, 0, 0], [22, 0, 0]]
+    with pytest.raises(shoal.errors.NothingPending):
+        venv.step_wait()
+    assert venv.step(zeros())[1].tolist() == [1, 1, 1]
+    venv.close()
+
+
+def test_a_second_step_while_one_is_pending(venv: Any) -> None:
+    venv.reset()
+    venv.step_async(zeros())
+    for again in (venv.step_async, venv.step):
+        with pytest.raises(shoal.ShoalError, match="step_wait"):
+            again(zeros())
+    assert venv.step_wait()[1].tolist() == [1, 1, 1]
+
+
+def test_waiting_for_nothing(venv: Any) -> None:
+    venv.reset()
+    with pytest.raises(shoal.errors.NothingPending):
+        venv.step_wait()
+    assert venv.step(zeros())[1].tolist() == [1, 1, 1]
+
+
+def test_a_step_before_the_first_reset(make: Callable[[list[EnvFn]], Any]) -> None:
+    venv = make([short("CartPole-v1")] * 2)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        venv.step(zeros(2))
+    venv.reset()
+    venv.step(zeros(2))
+    venv.close()
+
+
+class Louder:
+    """Half of a step, overridden: rewards a thousand higher."""
+
+    def step_wait(self) -> Any:
+        obs, rewards, dones, infos = super().step_wait()  # type: ignore[misc]
+        return obs, rewards + 1000, dones, infos
+
+
+class Bolder:
+    """The other half: all take action 1."""
+
+    def step_async(self, actions: Any) -> None:
+        super().step_async(np.ones_like(actions))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("half", [Louder, Bolder])
+def test_subclasses_that_override_half_of_a_step(half: type) -> None:
+    rewards = []
+    for base in (face.DummyVecEnv, sb3.DummyVecEnv):
+        venv = type("Mine", (half, base), {})([CountEnv] * 2)
+        venv.reset()
+        rewards.append(venv.step(zeros(2))[1].tolist())
+        venv.close()
+    assert rewards[0] == rewards[1]
+
+
+# ---- the end ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_close_twice_and_use_after_it(make: Callable[[list[EnvFn]], Any]) -> None:
+    with make([CountEnv] * 3) as venv:
+        venv.reset()
+        venv.close()
+        venv.close()
+    for use in (
+        venv.reset,
+        venv.step_wait,
+        lambda: venv.step(zeros()),
+        lambda: venv.step_async(zeros()),
+        lambda: venv.get_attr("value"),
+        lambda: venv.set_attr("value", 1),
+        lambda: venv.env_method("pid"),
+        lambda: venv.has_attr("value"),
+        lambda: venv.env_is_wrapped(gymnasium.Wrapper),
+    ):
+        with pytest.raises(shoal.errors.PoolClosed):
+            use()
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_close_while_a_step_is_pending(make: Callable[[list[EnvFn]], Any]) -> None:
+    venv = make([CountEnv] * 3)
+    venv.reset()
+    venv.step_async(zeros())
+    venv.close()
+    assert venv.closed
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_close_while_a_step_hangs(gate: Path) -> None:
+    venv = face.SubprocVecEnv([partial(GateEnv, gate)] * 2, num_workers=2)
+    venv.reset()
+    venv.step_async(np.array([0, 3]))
+    venv.pool.close(timeout=0.1)
+    venv.close()
+    assert venv.closed
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_one_that_is_let_go_closes_itself(make: Callable[[list[EnvFn]], Any]) -> None:
+    venv = face.VecNormalize(face.VecFrameStack(make([CountEnv] * 3), 2))
+    venv.reset()
+    del venv
+    gc.collect()
+
+
+# ---- faults -------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_of_an_env_keeps_its_type(make: Callable[[list[EnvFn]], Any]) -> None:
+    venv = make([partial(FailEnv, "step")] * 3)
+    for step in (step_whole, step_in_halves):
+        venv.seed(10)
+        venv.reset()
+        with pytest.raises(ValueError, match="bad joint") as caught:
+            step(venv, np.array([0, 3, 0]))
+        assert isinstance(caught.value, shoal.EnvError)
+        assert caught.value.env_id == 1
+        venv.seed(10)
+        assert venv.reset()[:, 0].tolist() == [10, 11, 12]
+        assert venv.step(zeros())[1].tolist() == [1, 1, 1]
+    venv.close()
+
+
+def step_whole(venv: Any, actions: Any) -> Any:
+    return venv.step(actions)
+
+
+def step_in_halves(venv: Any, actions: Any) -> Any:
+    venv.step_async(actions)
+    return venv.step_wait()
+
+
+def step_on(step: Callable[[Any, Any], Any], venv: Any) -> None:
+    """Until something happens: the kernel may need a moment to end a process."""
+    for _ in range(10_000):
+        step(venv, zeros(venv.num_envs))
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.parametrize("step", [step_whole, step_in_halves])
+def test_a_worker_that_was_killed(step: Callable[[Any, Any], Any]) -> None:
+    venv = face.SubprocVecEnv([CountEnv] * 4, num_workers=2)
+    venv.reset()
+    os.kill(venv.env_method("pid", indices=2)[0], signal.SIGKILL)
+    with pytest.raises(shoal.WorkerDied) as caught:
+        step_on(step, venv)
+    assert caught.value.env_ids == [2, 3]
+    assert venv.closed
+    with pytest.raises(shoal.errors.PoolClosed, match="SIGKILL"):
+        venv.reset()
+    venv.close()
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["raises", "dies"])
+def test_restart(dies: bool) -> None:
+    fns = [FragileEnv] * 3 + [partial(FragileEnv, dies)]
+    venv = face.SubprocVecEnv(fns, num_workers=4, on_error="restart")
+    venv.seed(0)
+    venv.reset()
+    before, *_ = venv.step(zeros(4))
+    obs, rewards, dones, infos = venv.step(np.array([0, 0, 0, 3]))
+    assert dones.tolist() == [False, False, False, True]
+    assert rewards.tolist() == [2, 2, 2, 0]
+    lost = infos[3]
+    assert lost["TimeLimit.truncated"] is True
+    np.testing.assert_array_equal(lost["terminal_observation"], before[3])
+    assert lost["shoal_restart"]["cause"] == ("died" if dies else "raised")
+    assert lost["shoal_restart"]["culprit"] == 3
+    assert obs[3, 1:].tolist() == [0, 0]
+    assert all("shoal_restart" not in info for info in (*infos[:3], *venv.reset_infos))
+    assert venv.step(zeros(4))[1].tolist() == [3, 3, 3, 1]
+    venv.close()
+
+
+# ---- bad input ----------------------------------------------------------------------------------------------
+
+
+def same_env_for_all() -> list[EnvFn]:
+    env = CountEnv()
+    return [CountEnv, lambda: env, lambda: env, CountEnv]
+
+
+def same_env_behind_wrappers() -> list[EnvFn]:
+    env = CountEnv()
+    wrapped = [partial(gymnasium.wrappers.TimeLimit, env, steps) for steps in (3, 4)]
+    return [CountEnv, *wrapped, CountEnv]
+
+
+@pytest.mark.parametrize("fns", [same_env_for_all, same_env_behind_wrappers])
+def test_envs_that_are_one_and_the_same(fns: Callable[[], list[EnvFn]]) -> None:
+    with pytest.raises(ValueError):
+        sb3.DummyVecEnv(fns())
+    with pytest.raises(ValueError, match="env 2 is the same object as env 1") as caught:
+        face.DummyVecEnv(fns())
+    assert isinstance(caught.value, shoal.errors.BadEnv)
+    assert getattr(caught.value, "env_id", 2) == 2
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+@pytest.mark.parametrize("odd", [partial(boxed, 2.0), partial(boxed, n=4)], ids=["observations", "actions"])
+def test_spaces_that_differ(make: Callable[[list[EnvFn]], Any], odd: EnvFn) -> None:
+    with pytest.raises(shoal.errors.SpaceMismatch, match="env 2"):
+        make([boxed, boxed, odd])
+
+
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_render_modes_that_differ(make: Callable[[list[EnvFn]], Any]) -> None:
+    with pytest.raises(ValueError, match="env 1 has render_mode"):
+        make([CountEnv, RGB])
+
+
+@pytest.mark.parametrize(
+    ("fns", "error"),
+    [
+        ([], shoal.errors.BadEnv),
+        ([CountEnv()], shoal.errors.BadEnv),
+        ([CountEnv, None], shoal.errors.BadEnv),
+        ([lambda: None], (TypeError, AttributeError)),
+        ([partial(FailEnv, "constructor")], shoal.EnvError),
+    ],
+    ids=["none", "an env", "None", "no env", "raises"],
+)
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_bad_functions(make: Callable[[list[EnvFn]], Any], fns: Any, error: Any) -> None:
+    with pytest.raises(error):
+        make(fns)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"start_method": "telepathy"}, {"autoreset": "next_step"}, {"batch_size": 1}, {"on_error": "shrug"}],
+    ids=str,
+)
+@pytest.mark.usefixtures("nothing_left_behind")
+def test_bad_options(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        face.SubprocVecEnv([CountEnv] * 2, num_workers=1, **options)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [zeros(2), zeros(4), np.array([0, 9, 0]), np.array([0.5, 0, 0]), None, np.array(["a", "b", "c"])],
+    ids=["too few", "too many", "out of range", "halves", "None", "words"],
+)
+def test_bad_actions_move_nothing(venv: Any, actions: Any) -> None:
+    venv.reset()
+    for use in (venv.step, venv.step_async):
+        with pytest.raises(shoal.errors.BadAction):
+            use(actions)
+    assert venv.step(zeros())[1].tolist() == [1, 1, 1]
+
+
+def test_actions_as_a_list_and_out_of_a_boxs_bounds() -> None:
+    fns = [short("Pendulum-v1")] * 2
+    ours, theirs = face.DummyVecEnv(fns), sb3.DummyVecEnv(fns)
+    for venv in (ours, theirs):
+        venv.seed(0)
+        venv.reset()
+    for actions in ([[0.5], [1.5]], np.array([[7.0], [-9.0]], np.float64)):
+        assert_same(ours.step(actions)[:3], theirs.step(actions)[:3])
+    ours.close()
+
+
+def test_policies_answer_multi_binary_with_floats() -> None:
+    fns = [partial(SpaceEnv, SPACES["box"], SPACES["multi binary"])] * 2
+    ours, theirs = face.DummyVecEnv(fns), sb3.DummyVecEnv(fns)
+    actions = np.array([[0, 1, 0, 1], [1, 1, 0, 0]], np.float32)
+    for venv in (ours, theirs):
+        venv.seed(0)
+        venv.reset()
+        assert venv.step(actions)[0].shape == (2, 3)
+    with pytest.raises(shoal.errors.BadAction):
+        ours.step(actions / 2)
+    ours.close()
