@@ -24,7 +24,10 @@ class Wheel(bdist_wheel):
 core = Extension(
     "shoal.native._core",
     sources=["src/shoal/native/_core.c"],
-    depends=[f"src/shoal/native/{name}.h" for name in ("compat", "doorbell", "leaf", "lanes", "step_block", "bounds", "moments")],
+    depends=[
+        f"src/shoal/native/{name}.h"
+        for name in ("compat", "doorbell", "leaf", "lanes", "step_block", "bounds", "moments")
+    ],
     extra_compile_args=["-std=c11", "-O3", *os.environ.get("SHOAL_CFLAGS", "").split()],
     extra_link_args=["-lm", *os.environ.get("SHOAL_CFLAGS", "").split()],
     define_macros=[("SHOAL_STABLE_ABI", "1")] if STABLE else [],

@@ -88,7 +88,7 @@ class _Normalize(Normalize):
         """Learn from the rows, and normalize them."""
         before = self.old_reward
         super().apply(rows)
-        if not rows.stepped.any():
+        if not rows.all_stepped and not rows.stepped.any():
             self.old_reward = before
 
     @property

@@ -87,18 +87,18 @@ class RunningMeanStd:
 
 def _plain(batch: Any, shape: tuple[int, ...]) -> Array:
     """As the core takes it: rows of this shape."""
-    values = np.asarray(batch)
+    values = batch if type(batch) is np.ndarray else np.asarray(batch)
     if values.shape[values.ndim - len(shape) :] != shape:
         raise ValueError(f"expected values of shape {shape}, found {values.shape}")
     if values.dtype.char not in "fdB" or not values.dtype.isnative:
         values = values.astype(np.float64)
-    return np.asarray(values, order="C")
+    return values if values.flags.c_contiguous else np.asarray(values, order="C")
 
 
 def standardized(values: Any, mean: Any, var: Any, epsilon: float, limit: float) -> Array:
     """See RunningMeanStd.standardize; for any statistics, Stable-Baselines' own among them."""
-    mean, var = (np.asarray(one, np.float64, "C") for one in (mean, var))
-    plain = _plain(values, np.shape(mean))
+    mean, var = np.asarray(mean, np.float64, order="C"), np.asarray(var, np.float64, order="C")
+    plain = _plain(values, mean.shape)
     out = np.empty(plain.shape, np.float32)
     native.standardize(plain.dtype.kind, plain, mean, var, epsilon, limit, out)
     return out
