@@ -49,7 +49,7 @@ test-native: $(VENV)/.ready
 
 # The same suite over the twin, less what has no core in it.
 test-twin: $(VENV)/.ready
-	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/faults
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20

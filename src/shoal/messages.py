@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gymnasium import Space
@@ -68,7 +68,7 @@ class Summary:
     metadata: dict[str, Any]
     render_mode: str | None
     spec: Any
-    identities: list[int]  # which objects the envs are; says something within one process only
+    identities: list[int] = field(default_factory=list)  # which objects the envs are, within their own process
 
 
 @dataclass(frozen=True)

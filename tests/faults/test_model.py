@@ -305,10 +305,12 @@ class Lane:
             return {self}
         ended = self.answer is None or (self.mode == "disabled" and self.answer.ended)
         forgotten = replace(self, asked="", answer=None, undone=NOBODY, raising=False, stale=self.stale or ended)
-        # A report that was not yet on its way comes with the next answer. One that was is forgotten with it.
+        # A report that was not yet on its way comes with the next answer. So does one whose answer was there already and
+        # was dropped, but by then the new env has been reset once.
+        again = {replace(one, toy=self.toy) for one in self.undone if one.due}
         if stirred or not self.undone or any(one.due == "died" for one in self.undone):
-            return {*self.undone, forgotten}
-        return set(self.undone)
+            return {*self.undone, *again, forgotten}
+        return {*self.undone, *again}
 
     def failed(self) -> Lane:
         """The caller has its error."""
