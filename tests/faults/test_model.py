@@ -305,8 +305,8 @@ class Lane:
             return {self}
         ended = self.answer is None or (self.mode == "disabled" and self.answer.ended)
         forgotten = replace(self, asked="", answer=None, undone=NOBODY, raising=False, stale=self.stale or ended)
-        # A report that was not yet on its way comes with the next answer. So does one whose answer was there already and
-        # was dropped, but by then the new env has been reset once.
+        # A report that was not yet on its way comes with the next answer. So does one whose answer was there already
+        # and was dropped, but by then the new env has been reset once.
         again = {replace(one, toy=self.toy) for one in self.undone if one.due}
         if stirred or not self.undone or any(one.due == "died" for one in self.undone):
             return {*self.undone, *again, forgotten}
