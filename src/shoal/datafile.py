@@ -456,8 +456,8 @@ def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
     Raises:
         ValueError: if it is damaged, some other file, or from a newer version.
     """
-    name = os.fspath(path)
-    with open(path, "rb") as file:
+    name = os.fspath(path)  # which refuses the number of a descriptor: open would take it, and close it
+    with open(name, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as members:
                 header = json.loads(bytes(members["document"]))

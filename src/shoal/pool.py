@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import os
 import time
 import weakref
@@ -46,7 +47,7 @@ from shoal.specs import EnvSpecs, agree
 from shoal.stats import PoolStats, WorkerInfo
 from shoal.switchboard import Call
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "refuse_unknown_options"]
 
 _RESERVED = ("reset", "step", "close")  # what must go through the pool's own methods
 _open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
@@ -59,7 +60,8 @@ class Pool:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
-            processes), or "auto", which measures the env and chooses; `pool.plan` says what and why.
+            processes), or "auto", which measures the env and chooses ("processes", unmeasured, where on_error,
+            step_timeout or recycle_after say that envs may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled".
@@ -136,8 +138,10 @@ class Pool:
             autoreset == "same_step", on_error, max_restarts, restart_window, recycle_after
         )
         _check_limits(backend, step_timeout, recycle_after)
-        # Who wants to survive the envs' deaths must not live with them.
-        isolate = isolate or (backend == "auto" and (self._policy.replaces or step_timeout is not None))
+        # Who wants to survive what the envs do must not live with them, nor try one out first.
+        survives = self._policy.replaces or step_timeout is not None
+        if backend == "auto" and survives:
+            backend = "processes"
         deadline = Deadline.after(start_timeout)
         self.plan: Plan = make_plan(
             env_fns, backend, num_workers, self.batch_size, isolate, self._start_method, deadline
@@ -535,6 +539,17 @@ class Pool:
     def __del__(self) -> None:
         if getattr(self, "_fault", True) is None:
             self._shut(1.0, PoolClosed("the pool was garbage collected"))
+
+
+def refuse_unknown_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for what is no option of a pool."""
+    known = inspect.signature(Pool.__init__).parameters
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(map(repr, unknown))}; what is meant for the env itself goes into "
+            f"env_kwargs={{{unknown[0]!r}: ...}}"
+        )
 
 
 def _check_limits(backend: str, step_timeout: Any, recycle_after: Any) -> None:

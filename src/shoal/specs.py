@@ -65,10 +65,10 @@ def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[A
 
 def _compare(env_id: int, obs: Any, action: Any, single: Any, first_action: Any, mode: Any) -> None:
     if mode == "same" and obs != single:
-        raise SpaceMismatch(
-            f"env {env_id} has the observation space {obs}, and env 0 has {single}; if only the bounds differ, "
-            'use observation_mode="different"'
-        )
+        hint = '; if only the bounds differ, use observation_mode="different"'
+        if not is_space_dtype_shape_equiv(obs, single):
+            hint = ""
+        raise SpaceMismatch(f"env {env_id} has the observation space {obs}, and env 0 has {single}{hint}")
     if mode != "same" and not is_space_dtype_shape_equiv(obs, single):
         raise SpaceMismatch(
             f"env {env_id} has the observation space {obs}, which differs from {single} in shape or type"

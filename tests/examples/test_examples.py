@@ -16,7 +16,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytest.importorskip("stable_baselines3", reason="the examples train with Stable-Baselines3 and torch")
 
 
-def run(name: str, *arguments: str, timeout: float = 110) -> str:
+pytestmark = pytest.mark.timeout(900)  # on a busy machine torch is slow
+
+
+def run(name: str, *arguments: str, timeout: float = 800) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=timeout
     )

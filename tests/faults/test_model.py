@@ -746,7 +746,7 @@ BAD_RESETS: list[tuple[dict[str, Any], type[Exception]]] = [
     ({"seed": "seven"}, TypeError),
     ({"seed": 1.5}, TypeError),
     ({"seed": True}, TypeError),
-    ({"options": [1]}, TypeError),
+    ({"options": 1}, TypeError),
     ({"timeout": -1}, ValueError),
 ]
 

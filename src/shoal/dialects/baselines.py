@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from shoal.adapters.old_gym import modern
-from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, isolated, make_one
+from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, as_list, check_maker, make_one
 from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
 from shoal.wrappers.monitor import Monitor as _Monitor
 from shoal.wrappers.video import tile_images
@@ -75,7 +75,7 @@ class DummyVecEnv(BaselinesVecEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
         pool_options.setdefault("backend", "serial")
-        super().__init__(list(env_fns), **pool_options)
+        super().__init__(as_list(env_fns), **pool_options)
 
 
 class SubprocVecEnv(BaselinesVecEnv):
@@ -97,12 +97,14 @@ class SubprocVecEnv(BaselinesVecEnv):
         in_series: int = 1,
         **pool_options: Any,
     ):
-        count = len(env_fns)
+        count = len(as_list(env_fns))
         if isinstance(in_series, bool) or not isinstance(in_series, int) or in_series < 1 or count % in_series:
             raise ValueError(f"in_series: expected a number that divides the {count} envs, found {in_series!r}")
         if in_series > 1:
             pool_options.setdefault("num_workers", count // in_series)
-        super().__init__(list(env_fns), spaces=spaces, start_method=context, **isolated(pool_options))
+        super().__init__(
+            as_list(env_fns), spaces=spaces, start_method=context, **{"backend": "processes", **pool_options}
+        )
 
 
 class ShmemVecEnv(SubprocVecEnv):
@@ -268,6 +270,7 @@ def make_vec_env(
         force_dummy: keep the envs in this process.
         pool_options: as for `shoal.Pool`.
     """
+    check_maker(env_id)
     rank = mpi_rank()
     first = None if seed is None else seed + 10_000 * rank + start_index
     arguments = {

@@ -16,7 +16,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.errors import EnvError, StepTimeout
 from shoal.frames import Ready
-from shoal.pool import Pool
+from shoal.pool import Pool, refuse_unknown_options
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -53,6 +53,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ):
         self.autoreset_mode = _autoreset_mode(pool_options.pop("autoreset", autoreset_mode))
         self.copy, self.observation_mode = copy, observation_mode
+        refuse_unknown_options(pool_options)
         pool_options.setdefault("check_actions", "discrete")
         pool_options |= {"copy": copy, "autoreset": _MODES[self.autoreset_mode], "observation_mode": observation_mode}
         self.pool = Pool(env, num_envs, **pool_options)

@@ -22,7 +22,16 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, isolated, make_one
+from shoal.dialects.vec_env import (
+    PoolVecEnv,
+    TransformWrapper,
+    VecEnv,
+    VecEnvWrapper,
+    as_list,
+    check_maker,
+    check_vec_env,
+    make_one,
+)
 from shoal.wrappers import (
     CheckNan,
     ExtractDictObs,
@@ -107,7 +116,7 @@ class DummyVecEnv(PoolVecEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
         pool_options.setdefault("backend", "serial")
-        super().__init__(list(env_fns), **pool_options)
+        super().__init__(as_list(env_fns), **pool_options)
         self.metadata = self.pool.specs.metadata
 
 
@@ -122,7 +131,7 @@ class SubprocVecEnv(PoolVecEnv):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], start_method: str | None = None, **pool_options: Any):
-        super().__init__(list(env_fns), start_method=start_method, **isolated(pool_options))
+        super().__init__(as_list(env_fns), start_method=start_method, **{"backend": "processes", **pool_options})
 
 
 def vec_env(env: Any, num_envs: int | None = None, **pool_options: Any) -> PoolVecEnv:
@@ -226,6 +235,7 @@ class VecMonitor(TransformWrapper):
     """Sums up episodes: `info["episode"]`, and a CSV file that SB3's `load_results` reads."""
 
     def __init__(self, venv: Any, filename: str | None = None, info_keywords: Sequence[str] = ()):
+        check_vec_env(venv, "VecMonitor")
         if any(venv.env_is_wrapped(Monitor)):
             warnings.warn(
                 "the envs have a Monitor each already: VecMonitor's `episode` takes the place of theirs", stacklevel=2
@@ -269,6 +279,7 @@ class VecVideoRecorder(TransformWrapper):
         video_length: int = 200,
         name_prefix: str = "rl-video",
     ):
+        check_vec_env(venv, "VecVideoRecorder")
         if venv.render_mode != "rgb_array":
             raise ValueError(
                 f'VecVideoRecorder: the envs have render_mode {venv.render_mode!r}, and it needs "rgb_array"'
@@ -337,6 +348,7 @@ def make_vec_env(
         wrapper_class: put around each env, outside of its Monitor.
         vec_env_cls: DummyVecEnv (default), SubprocVecEnv, or any other that takes a list of functions.
     """
+    check_maker(env_id)
     run = uuid.uuid4().hex
     fns = [
         MonitoredEnv(

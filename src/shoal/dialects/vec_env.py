@@ -19,14 +19,14 @@ from gymnasium import Space, spaces
 
 from shoal.adapters import layers
 from shoal.adapters.old_gym import modern
-from shoal.errors import BadCall, EnvError, NothingPending
+from shoal.errors import BadCall, BadEnv, EnvError, NothingPending
 from shoal.frames import Ready
 from shoal.messages import RESTART_INFO
-from shoal.pool import Pool
+from shoal.pool import Pool, refuse_unknown_options
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
 from shoal.wrappers.video import tile_images
 
-__all__ = ["Indices", "PoolVecEnv", "TransformWrapper", "VecEnv", "VecEnvWrapper", "isolated", "make_one"]
+__all__ = ["Indices", "PoolVecEnv", "TransformWrapper", "VecEnv", "VecEnvWrapper", "as_list", "check_maker", "make_one"]
 
 Indices = None | int | Iterable[int]
 StepReturn = tuple[Any, Any, Any, Any]
@@ -211,6 +211,7 @@ class PoolVecEnv(VecEnv):
             raise ValueError(
                 'autoreset: a VecEnv resets in the step that ends an episode ("same_step"); for others use shoal.Pool'
             )
+        refuse_unknown_options(pool_options)
         pool_options.setdefault("copy", True)
         pool_options.setdefault("check_actions", "discrete")
         self.pool = Pool(env, num_envs, **pool_options)
@@ -380,11 +381,22 @@ class PoolVecEnv(VecEnv):
         return f"{type(self).__name__}({self.pool!r})"
 
 
-def isolated(pool_options: dict[str, Any]) -> dict[str, Any]:
-    """The options of a pool whose envs live in other processes, unless they say otherwise."""
-    backend = "processes" if "num_workers" in pool_options else "auto"
-    options = {"backend": backend, **pool_options}
-    return {"isolate": True, **options} if options["backend"] == "auto" else options
+def as_list(env_fns: Any) -> list[Any]:
+    """Env functions as a list. Raises TypeError for what is none, such as an id."""
+    if isinstance(env_fns, str) or not isinstance(env_fns, Iterable):
+        raise TypeError(
+            f"expected a list of functions that make one env each, found {env_fns!r}; for an id: make_vec_env"
+        )
+    return list(env_fns)
+
+
+def check_maker(env_id: Any) -> None:
+    """Raise BadEnv unless it is an id, or can make an env."""
+    if not isinstance(env_id, str) and not callable(env_id):
+        raise BadEnv(
+            f"expected an id, or a function or class that makes an env, found {env_id!r}; an env that is made already "
+            "cannot stand for several"
+        )
 
 
 def make_one(env_id: Any, env_kwargs: Mapping[str, Any]) -> Any:
@@ -397,6 +409,16 @@ def make_one(env_id: Any, env_kwargs: Mapping[str, Any]) -> Any:
         return gymnasium.make(env_id, **env_kwargs)
 
 
+def check_vec_env(venv: Any, who: str) -> None:
+    """Raise TypeError unless it is a VecEnv."""
+    missing = [name for name in ("num_envs", "step_async", "step_wait", "reset", "get_attr") if not hasattr(venv, name)]
+    if missing or isinstance(venv, gymnasium.vector.VectorEnv):
+        raise TypeError(
+            f"{who} goes around a VecEnv, and found {venv!r}: make one with DummyVecEnv, SubprocVecEnv or "
+            'shoal.make(..., api="sb3"); around a Gymnasium vector env or a pool, use shoal.wrappers.wrap'
+        )
+
+
 class VecEnvWrapper(VecEnv):
     """Base of users' own wrappers: everything goes to the VecEnv in it, unless it is overridden.
 
@@ -405,6 +427,7 @@ class VecEnvWrapper(VecEnv):
     """
 
     def __init__(self, venv: Any, observation_space: Space[Any] | None = None, action_space: Space[Any] | None = None):
+        check_vec_env(venv, type(self).__name__)
         self.venv = venv
         super().__init__(venv.num_envs, observation_space or venv.observation_space, action_space or venv.action_space)
         self.metadata = {**(getattr(venv, "metadata", None) or {}), **self.metadata}
@@ -514,6 +537,7 @@ class TransformWrapper(VecEnvWrapper):
     """A VecEnv whose batches go through a transform, whose attributes are this wrapper's as well."""
 
     def __init__(self, venv: Any, transform: Transform):
+        check_vec_env(venv, type(self).__name__)
         self.venv = venv
         self.transform = transform
         super().__init__(venv, observation_space=self._bind(venv))
@@ -527,7 +551,15 @@ class TransformWrapper(VecEnvWrapper):
         self._nothing = np.zeros(venv.num_envs, np.bool_)
         metadata = getattr(venv, "metadata", None) or {}
         return bind_all(
-            [self.transform], Bound(venv.num_envs, venv.observation_space, venv.action_space, images, metadata)
+            [self.transform],
+            Bound(
+                venv.num_envs,
+                venv.observation_space,
+                venv.action_space,
+                images,
+                metadata,
+                getattr(venv, "render_mode", None),
+            ),
         )
 
     def step_async(self, actions: Any) -> None:

@@ -85,7 +85,7 @@ class Bound:
 
     Attributes:
         images: gives an image of each of these envs, which are idle.
-        metadata: what the envs say of themselves, such as "render_fps".
+        metadata, render_mode: what the envs say of themselves.
     """
 
     num_envs: int
@@ -93,6 +93,7 @@ class Bound:
     action_space: Space[Any]
     images: Callable[[Ids], Sequence[Any]]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    render_mode: str | None = None
 
 
 class Transform:

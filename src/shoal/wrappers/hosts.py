@@ -55,7 +55,7 @@ class WrappedPool:
         self.pool, self.transforms = pool, tuple(transforms)
         bound = Bound(
             pool.num_envs, pool.single_observation_space, pool.single_action_space, lambda ids: pool.render(ids),
-            pool.specs.metadata,
+            pool.specs.metadata, pool.specs.render_mode,
         )  # fmt: skip
         self.single_observation_space: Space[Any] = bind_all(self.transforms, bound)
         self.observation_space: Space[Any] = batch_space(self.single_observation_space, pool.num_envs)
@@ -142,7 +142,14 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
     def __init__(self, env: Any, transforms: Sequence[Transform]):
         super().__init__(env)
         self.transforms = tuple(transforms)
-        bound = Bound(env.num_envs, env.single_observation_space, env.single_action_space, self._images, env.metadata)
+        bound = Bound(
+            env.num_envs,
+            env.single_observation_space,
+            env.single_action_space,
+            self._images,
+            env.metadata,
+            getattr(env, "render_mode", None),
+        )
         self.single_observation_space = bind_all(self.transforms, bound)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
         mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)

@@ -119,7 +119,7 @@ def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         DataError: it is neither.
     """
-    with open(path, "rb") as file:
+    with open(os.fspath(path), "rb") as file:
         start = file.read(4)
     if start[:2] == b"PK":
         content = read_file(path, KIND)
@@ -128,7 +128,7 @@ def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
     else:
         content = None
     if not isinstance(content, dict):
-        raise DataError(f"{os.fspath(path)} has no normalization in it")
+        raise DataError(f"{os.fspath(path)} has no normalization in it: expected a file that save() has written")
     return content
 
 

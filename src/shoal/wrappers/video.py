@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
 
 from shoal.checks import whole_number
-from shoal.wrappers.base import Array, Rows, Transform
+from shoal.wrappers.base import Array, Bound, Rows, Transform
 
 __all__ = ["RecordVideo", "tile_images"]
 
@@ -61,6 +62,15 @@ class RecordVideo(Transform):
         self._last: dict[int, Any] = {}
         _encoder()  # who has none shall know before the first video
         os.makedirs(self.video_folder, exist_ok=True)
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        """The same space. Raises ValueError for envs that make no images."""
+        if bound.render_mode != "rgb_array":
+            raise ValueError(
+                f"RecordVideo: the envs have render_mode {bound.render_mode!r}, and it needs 'rgb_array': make them "
+                'with env_kwargs={"render_mode": "rgb_array"}'
+            )
+        return super().bind(bound)
 
     def apply(self, rows: Rows) -> None:
         """Take a picture of the rows' envs, if it is time."""
