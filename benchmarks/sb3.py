@@ -188,13 +188,12 @@ def start(rounds: int, notify: Callable[[str], None]) -> dict[str, Any]:
     return {"seconds": {name: quartiles(values) for name, values in taken.items()}, "times as fast": ratios}
 
 
-def ppo(rounds: int, notify: Callable[[str], None], total: int) -> dict[str, Any]:
+def ppo(rounds: int, notify: Callable[[str], None], total: int, names: list[str]) -> dict[str, Any]:
     """Measure the wall time of PPO, the making of the envs not counted."""
     import torch
     from stable_baselines3 import PPO
 
     torch.set_num_threads(1)  # best for such a small network, whoever steps the envs
-    names = ["SB3 Subproc", "SB3 Dummy", "Shoal Subproc", "Shoal hybrid", "Shoal Dummy"]
     taken: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in random.Random(number).sample(names, len(names)):
@@ -206,7 +205,8 @@ def ppo(rounds: int, notify: Callable[[str], None], total: int) -> dict[str, Any
             model.learn(total)
             taken[name].append(time.perf_counter() - begin)
             envs.close()
-    best = [min(pair) for pair in zip(taken["SB3 Subproc"], taken["SB3 Dummy"], strict=True)]
+    theirs = [values for name, values in taken.items() if name.startswith("SB3")]
+    best = [min(several) for several in zip(*theirs, strict=True)]
     ratios = {name: quartiles([b / t for b, t in zip(best, values, strict=True)]) for name, values in taken.items()}
     return {"seconds": {name: quartiles(values) for name, values in taken.items()}, "best of SB3 / it": ratios}
 
@@ -249,10 +249,11 @@ def main() -> None:
     parser.add_argument("--start-rounds", type=int, default=5)
     parser.add_argument("--ppo-rounds", type=int, default=3)
     parser.add_argument("--ppo-steps", type=int, default=PPO_STEPS)
+    parser.add_argument("--ppo-names", nargs="+", default=list(VECENVS), choices=list(VECENVS))
     options = parser.parse_args()
     count = {
         "steps": options.rounds * sum(map(len, STEPS.values())), "normalize": options.rounds * 3,
-        "start": options.start_rounds * 3, "ppo": options.ppo_rounds * 5,
+        "start": options.start_rounds * 3, "ppo": options.ppo_rounds * len(options.ppo_names),
     }  # fmt: skip
     found: dict[str, Any] = {}
     with progress(sum(count[part] for part in options.parts)) as notify:
@@ -263,7 +264,7 @@ def main() -> None:
         if "start" in options.parts:
             found["start"] = start(options.start_rounds, notify)
         if "ppo" in options.parts:
-            found["ppo"] = ppo(options.ppo_rounds, notify, options.ppo_steps)
+            found["ppo"] = ppo(options.ppo_rounds, notify, options.ppo_steps, options.ppo_names)
     report(found)
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
