@@ -31,7 +31,7 @@ LIMITED = ("threads", "processes")
 @pytest.mark.parametrize("act", ["step", "send and recv", "reset"])
 def test_the_env_that_takes_too_long_is_named(backend: str, act: str) -> None:
     """Only that one: its neighbour of the same worker, which has not had its turn, is not to blame."""
-    pool = open_pool(DeedEnv, 6, backend, step_timeout=1.0)  # on a busy machine, a thread may not run for a while
+    pool = open_pool(DeedEnv, 6, backend, step_timeout=0.2)
     pool.reset(seed=0)
     pool.set_attr("deeds", [{"step": "hang", "reset": "hang"}], [4])
     acts = {
@@ -39,7 +39,7 @@ def test_the_env_that_takes_too_long_is_named(backend: str, act: str) -> None:
         "send and recv": lambda: (pool.send(np.zeros(6, np.int64)), pool.recv()),
         "reset": lambda: pool.reset(),
     }
-    with pytest.raises(shoal.StepTimeout, match=r"\[4\] take longer than step_timeout=1") as caught:
+    with pytest.raises(shoal.StepTimeout, match=r"\[4\] take longer than step_timeout=0.2") as caught:
         acts[act]()
     assert caught.value.env_ids == [4]
     with pytest.raises(shoal.StepTimeout) as caught:  # still: and again after the same time, not at once

@@ -18,8 +18,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import gymnasium
-import numpy as np
 from gymnasium import Space
 
 from shoal.dialects.vec_env import (
@@ -44,6 +42,8 @@ from shoal.wrappers import (
     TransposeImage,
 )
 from shoal.wrappers.base import Rows
+from shoal.wrappers.normalize import data_of
+from shoal.wrappers.observations import transpose, transposed_space
 from shoal.wrappers.running import read_statistics, write_statistics
 from shoal.wrappers.video import tile_images
 
@@ -69,7 +69,7 @@ def pass_for_sb3() -> None:
         getattr(theirs, cls.__name__).register(cls)
 
 
-VecEnv.before_first.append(pass_for_sb3)
+VecEnv.when_made.append(pass_for_sb3)
 
 
 @functools.cache
@@ -187,11 +187,9 @@ class VecNormalize(TransformWrapper):
     def save_running_average(self, path: str | os.PathLike[str]) -> None:
         """Write the statistics alone into a folder, as Stable-Baselines 2 did."""
         for name in ("obs_rms", "ret_rms"):
-            statistics = getattr(self.transform, name)
-            whole = isinstance(statistics, dict)
-            content = {k: RunningMeanStd.as_data(v) for k, v in statistics.items()} if whole else None
-            if statistics is not None:
-                write_statistics(os.path.join(path, f"{name}.npz"), content or RunningMeanStd.as_data(statistics))
+            content = data_of(getattr(self.transform, name))
+            if content is not None:
+                write_statistics(os.path.join(path, f"{name}.npz"), content)
 
     def load_running_average(self, path: str | os.PathLike[str]) -> None:
         """Go on with the statistics of a folder: of `save_running_average`, here or in Stable-Baselines 2."""
@@ -259,13 +257,12 @@ class VecTransposeImage(TransformWrapper):
     @staticmethod
     def transpose_image(image: Any) -> Any:
         """An image, or a batch of them."""
-        return np.moveaxis(np.asarray(image), -1, -3)
+        return transpose(image)
 
     @staticmethod
     def transpose_space(observation_space: Any, key: str = "") -> Space[Any]:
         """The space of such images."""
-        height, width, channels = observation_space.shape
-        return gymnasium.spaces.Box(0, 255, (channels, height, width), observation_space.dtype)
+        return transposed_space(observation_space)
 
 
 class VecVideoRecorder(TransformWrapper):

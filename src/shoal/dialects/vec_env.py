@@ -42,10 +42,10 @@ class VecEnv(ABC):
     closed = False
 
     # Called whenever one is made: a dialect whose library must be told of our classes has it here.
-    before_first: list[Callable[[], None]] = []
+    when_made: list[Callable[[], None]] = []
 
     def __init__(self, num_envs: int, observation_space: Space[Any], action_space: Space[Any]):
-        for tell in VecEnv.before_first:
+        for tell in VecEnv.when_made:
             tell()
         self.num_envs, self.observation_space, self.action_space = num_envs, observation_space, action_space
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]

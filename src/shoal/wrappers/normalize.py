@@ -16,7 +16,7 @@ from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, 
 from shoal.wrappers.frame_stack import is_image
 from shoal.wrappers.running import SETTINGS, RunningMeanStd, read_statistics, standardized, write_statistics
 
-__all__ = ["Normalize"]
+__all__ = ["Normalize", "data_of"]
 
 NO_MEAN = np.zeros(())  # rewards are scaled, but not shifted
 
@@ -183,7 +183,7 @@ class Normalize(Transform):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write settings and statistics to a file. It holds data, and no code."""
         content = {name: getattr(self, name) for name in SETTINGS}
-        content |= {"obs_rms": _data_of(self.obs_rms), "ret_rms": _data_of(self.ret_rms)}
+        content |= {"obs_rms": data_of(self.obs_rms), "ret_rms": data_of(self.ret_rms)}
         write_statistics(path, content)
 
     @classmethod
@@ -222,10 +222,10 @@ class Normalize(Transform):
         self.ret_rms = returns
 
 
-def _data_of(statistics: Any) -> Any:
+def data_of(statistics: Any) -> Any:
     """Statistics as data: ours, or others with mean, var and count."""
     if statistics is None:
         return None
     if isinstance(statistics, dict):
-        return {key: _data_of(value) for key, value in statistics.items()}
+        return {key: data_of(value) for key, value in statistics.items()}
     return RunningMeanStd.as_data(statistics)

@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, with_parts
 from shoal.wrappers.frame_stack import is_image, is_image_channels_first
 
-__all__ = ["ExtractDictObs", "TransposeImage"]
+__all__ = ["ExtractDictObs", "TransposeImage", "transpose", "transposed_space"]
 
 
 class TransposeImage(Transform):
@@ -37,7 +37,7 @@ class TransposeImage(Transform):
             if is_image_channels_first(one):
                 raise ValueError(f"TransposeImage: the channels of {one} come first already")
         self._parts = list(images)
-        return with_parts(space, {part: _turned(one) for part, one in images.items()})  # type: ignore[no-any-return]
+        return with_parts(space, {part: transposed_space(one) for part, one in images.items()})  # type: ignore[no-any-return]
 
     def apply(self, rows: Rows) -> None:
         """Transpose the observations, and the last ones of episodes."""
@@ -59,7 +59,8 @@ def transpose(image: Any) -> Array:
     return np.moveaxis(np.asarray(image), -1, -3)
 
 
-def _turned(space: Any) -> spaces.Box:
+def transposed_space(space: Any) -> spaces.Box:
+    """The space of such images."""
     height, width, channels = space.shape
     return spaces.Box(0, 255, (channels, height, width), space.dtype.type)
 
