@@ -222,7 +222,8 @@ class Healer:
     def dropped(self, ids: Ids) -> None:
         """Nobody has seen these answers: the last ones that the caller has seen are the lanes' last ones again."""
         for lane in ids[self._op[ids] == native.OP_RESTART].tolist():
-            self.restarts.due[lane] = self._told[lane]  # it is still to be told
+            # It is still to be told, unless the lane has lost another env since: then that is.
+            self.restarts.due.setdefault(lane, self._told[lane])
             self.troubled = True
         seen = ids[self._seen_slot[ids] != NEVER_SEEN]
         self._slot[seen] = self._seen_slot[seen]

@@ -249,19 +249,23 @@ class Lane:
         seeds = {derived(self.given, self.count)}
         if self.asked == "reset" and not guilty and self.wish[0] is not None:
             seeds.add(self.wish[0])  # a seed that was asked for after the loss
-        try:
-            return {one for seed in seeds for one in lane._told((cause, self.count), seed)}
-        except Raised as error:
-            return {replace(one, undone=one.undone | undone) for one in lane.fail(undone, error.toy)}
+        found: set[Lane] = set()
+        for seed in seeds:
+            for answer in lane._ways_to_tell():
+                try:
+                    found.add(answer((cause, self.count), seed))
+                except Raised as error:  # the new env, in its turn
+                    found |= {replace(one, undone=one.undone | undone) for one in lane.fail(undone, error.toy)}
+        return found
 
-    def _told(self, report: tuple[str, int], seed: int | None) -> set[Lane]:
-        found = set()
+    def _ways_to_tell(self) -> list[Callable[[tuple[str, int], int | None], Lane]]:
+        ways: list[Callable[[tuple[str, int], int | None], Lane]] = []
         running = self.seen is not None and (self.mode == "same_step" or not self.seen.ended)
         if self.asked == "reset" or not running or self.over:
-            found.add(self.begin(self.toy.reset(seed, self.wish[1]), report))
+            ways.append(lambda report, seed: self.begin(self.toy.reset(seed, self.wish[1]), report))
         if self.asked == "step" and (running or self.seen is None):
-            found.add(self._cut_short(report, seed))
-        return found
+            ways.append(self._cut_short)
+        return ways
 
     def _cut_short(self, report: tuple[str, int], seed: int | None) -> Lane:
         """The end of the episode that was running: what was delivered last, once more."""

@@ -138,6 +138,26 @@ def test_a_worker_dies_between_steps(backend: str, mode: str) -> None:
         assert batch.obs[2:].tolist() == [[derived(2, 1), 0, 1], [derived(3, 1), 0, 1]]
 
 
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_a_report_that_is_dropped_does_not_hide_a_later_loss(backend: str) -> None:
+    """An env raises; before anybody has seen the report of it, its worker dies: the last loss is what is told."""
+    with restarting(backend, batch_size=1, order="fifo") as pool:
+        pool.set_attr("deeds", [{"step": "take a while"}, {"step": "raise"}], [2, 3])
+        pool.send([0], [3])
+        pool.drop_pending([3])
+        pool.send([0, 0], [2, 3])  # the answer of env 3 would report it
+        with pytest.raises(shoal.StepTimeout):
+            pool.recv(timeout=0)  # env 2 is the first to be received
+        requested, answered = (pool._slab.array(name) for name in ("requested", "answered"))
+        eventually(lambda: bool((requested == answered).all()))
+        kill_worker(pool)
+        eventually(lambda: bool(pool._crew.dead()))
+        pool.drop_pending([3])
+        assert reports(pool.recv()) == {}
+        pool.send([0], [3])
+        assert reports(pool.recv()) == {3: ("died", 2)}
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
 def test_with_every_start_method(start_method: str) -> None:
     with restarting("processes", start_method=start_method) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import gymnasium
@@ -83,3 +84,22 @@ def test_an_interrupt_that_cuts_a_message_closes_the_pool(where: str, monkeypatc
         pool.call("pid", timeout=20)
     assert pool.closed
     pool.close()
+
+
+class Sleepy(CountEnv):
+    """Takes as long for a reset as its options say."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        time.sleep((options or {}).get("seconds", 0.0))
+        return super().reset(seed=seed, options=options)
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes", "hybrid"])
+def test_a_request_that_comes_while_its_worker_reads_mail_for_another_is_heard(backend: Any) -> None:
+    """A worker reads its mail before each reset, and finds what wakes it for other requests there as well."""
+    with shoal.Pool(Sleepy, 6, backend=backend, num_workers=2, batch_size=1) as pool:
+        pool.reset(seed=0)
+        pool.async_reset([4, 5], options={"seconds": 0.3})
+        time.sleep(0.1)  # it sleeps in the reset of env 4 now, and has yet to begin that of 5
+        pool.send(np.array([1]), [3])
+        assert {int(pool.recv(timeout=5).env_id[0]) for _ in range(3)} == {3, 4, 5}

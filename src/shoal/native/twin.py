@@ -212,15 +212,22 @@ class Block:
         self._frame = {name: slab.array(name) for name in _BLOCK_FRAME_FIELDS}
 
     def wait(self, deadline_ns: int, spin_ns: int) -> bool:
-        """Sleep until rung (True) or the deadline (False)."""
+        """Sleep until rung or asked for something (True), or the deadline (False)."""
+        # Whoever reads the mail in the middle of a run takes the rings with it that lie there.
+        if len(self._asked()):
+            return True
         self._bell.sleep(_seconds_left(deadline_ns))
         return _seconds_left(deadline_ns) != 0.0
+
+    def _asked(self) -> Array:
+        """The lanes that wait for an answer."""
+        lanes = slice(self._start, self._stop)
+        return np.flatnonzero(self._requested[lanes] != self._answered[lanes]) + self._start
 
     def run(self) -> int:
         """Step every lane that was asked for; returns how many."""
         began = clock = time.monotonic_ns()
-        lanes = slice(self._start, self._stop)
-        asked = np.flatnonzero(self._requested[lanes] != self._answered[lanes]) + self._start
+        asked = self._asked()
         for lane in asked.tolist():
             sequence = self._requested[lane]
             self._stats[STAT_SINCE_NS], self._stats[STAT_AT] = clock, lane + 1
