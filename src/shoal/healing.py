@@ -233,7 +233,11 @@ class Healer:
         return set(self._seen_slot[ids].tobytes()) - {NEVER_SEEN}
 
     def realigned(self, slot: int) -> None:
-        """All lanes' last answers are in this frame now."""
+        """All lanes' last answers are in this frame now; what nobody has seen stays unseen."""
+        self._seen_slot[self._seen_slot != NEVER_SEEN] = slot
+
+    def resumed(self, slot: int) -> None:
+        """All lanes go on from what is in this frame."""
         self._seen_slot[:] = slot
 
     def retry(self, lane: int, error: PackedError) -> bool:

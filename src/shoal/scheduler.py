@@ -487,7 +487,7 @@ class Scheduler:
         restarts = self._healer.restarts
         restarts.seeds, restarts.counts = list(facts["seeds"]), list(facts["counts"])
         restarts.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
-        self._healer.realigned(slot)
+        self._healer.resumed(slot)
         self._healer.look()
         for lane, note in notes.items():
             self._crew.workers[self._owner[lane]].keep_note(note)

@@ -493,7 +493,8 @@ class Machine:
             self._move(lane, states)
             self.queue.remove(lane)
             if answer.report is not None:
-                self.doomed.discard(self.owner[lane])
+                if not any(one.due == "died" for one in states):  # it may be older than the last death
+                    self.doomed.discard(self.owner[lane])
                 culprit = batch.info[lane]["shoal_restart"]["culprit"]
                 # Who was killed from outside may have been busy with an env of its own.
                 assert culprit == lane or (

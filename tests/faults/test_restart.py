@@ -158,6 +158,21 @@ def test_a_report_that_is_dropped_does_not_hide_a_later_loss(backend: str) -> No
         assert reports(pool.recv()) == {3: ("died", 2)}
 
 
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_an_observation_that_was_dropped_is_never_repeated(backend: str) -> None:
+    """Nobody has seen an env's first observation, and a reset of another env does not change that."""
+    with open_pool(DeedEnv, backend=backend, on_error="restart", autoreset="disabled", batch_size=1) as pool:
+        kill_worker(pool)
+        pool.async_reset([2], seed=5)
+        pool.drop_pending([2])
+        pool.reset([0], seed=0)  # brings all lanes into one frame
+        pool.send([0], [2])
+        batch = pool.recv()
+        assert reports(batch) == {2: ("died", 1)}
+        assert batch.began.tolist() == [True]
+        assert batch.truncated.tolist() == [False]
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
 def test_with_every_start_method(start_method: str) -> None:
     with restarting("processes", start_method=start_method) as pool:
