@@ -1,16 +1,17 @@
 # Everything is set up in .venv by the first target that needs it; a fresh machine needs Python, make and, better,
-# a C compiler. The benchmark's peers get an environment of their own: they are large.
+# a C compiler. The benchmark's peers and TensorFlow get environments of their own: they are large, and pin much.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
+TF_VENV := .venv-tf
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo test test-native test-twin lint types faults soak bench sanitize clean
+.PHONY: help demo test test-native test-twin test-tf lint types faults soak bench sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
-	@echo "make test      set up and run all tests, with the C core and with its Python twin"
+	@echo "make test      set up and run all tests: with the C core, with its Python twin, and those of TensorFlow"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
@@ -42,7 +43,7 @@ demo: $(VENV)/.ready
 
 # Most tests wait for something: more jobs than cores.
 JOBS ?= 4
-test: test-native test-twin
+test: test-native test-twin test-tf
 
 test-native: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -50,6 +51,17 @@ test-native: $(VENV)/.ready
 # The same suite over the twin, less what has no core in it.
 test-twin: $(VENV)/.ready
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults
+
+# TF-Agents needs pins of its own, and the CPU build of TensorFlow; gymnax wants an older Gymnasium than the other tests.
+$(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(TF_VENV)/bin/python || $(PYTHON) -m venv $(TF_VENV)
+	$(TF_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(TF_VENV)/bin/python -m pip install --quiet --editable ".[test,dm_env,jax]" "tensorflow-cpu==2.21.0" \
+		"tf-keras==2.21.0" "tf-agents==0.19.0" "tensorboard>=2.16,<3" "gymnax>=1.0,<2"
+	touch $@
+
+test-tf: $(TF_VENV)/.ready
+	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests/tf
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20
@@ -80,4 +92,4 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) build demo src/*.egg-info src/shoal/native/*.so

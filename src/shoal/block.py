@@ -18,7 +18,7 @@ from gymnasium import Space
 
 from shoal import native
 from shoal.adapters.layers import get_attr
-from shoal.adapters.old_gym import modern
+from shoal.adapters.modern import modern
 from shoal.errors import BadEnv, BadObservation, SpaceMismatch
 from shoal.messages import (
     NO_SEED,

@@ -364,11 +364,7 @@ class Pool:
         Raises:
             EnvError, CallPending, WorkerDied: as `call` does.
         """
-        if not callable(function):
-            raise BadCall(f"apply: expected a function that takes an env, found {function!r}")
-        self._check_usable()
-        call = self._scheduler.start_call(self._ids(env_ids), "apply", lambda rows: (function, args, kwargs))
-        return self._scheduler.board.finish(call, NEVER)
+        return self._scheduler.board.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set an attribute of each env: a list or tuple gives each its own, anything else goes to all."""
@@ -391,8 +387,15 @@ class Pool:
         self._check_usable()
         return self._scheduler.start_call(self._ids(env_ids), "call", lambda rows: (name, args, kwargs), deadline)
 
+    def start_apply(self, function: Callable[..., Any], args: Any, kwargs: Any, env_ids: Any = None) -> Call:
+        """The first half of `apply`: starts it and returns what `finish_call` needs."""
+        if not callable(function):
+            raise BadCall(f"apply: expected a function that takes an env, found {function!r}")
+        self._check_usable()
+        return self._scheduler.start_call(self._ids(env_ids), "apply", lambda rows: (function, args, kwargs))
+
     def finish_call(self, call: Call, timeout: float | None = None) -> list[Any]:
-        """The second half of `call`: waits for the results."""
+        """The second half of `call` and of `apply`: waits for the results. Several may be under way, in any order."""
         self._check_usable()
         return self._scheduler.board.finish(call, Deadline.after(timeout))
 

@@ -695,3 +695,10 @@ def test_ids_with_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert envs.spec.id == "TheirEnv-v0"
     envs.close()
     gymnasium.registry.pop("TheirEnv-v0")
+
+
+def test_it_is_a_context_manager() -> None:
+    with shoal.make(CountEnv, 3, backend="serial") as envs:
+        envs.reset(seed=0)
+    assert envs.closed
+    assert envs.pool.closed

@@ -33,7 +33,7 @@ LAYERS = (
     ("scheduler", "plan"),
     ("pool",),
     ("wrappers",),
-    ("dialects",),
+    ("dialects", "graph"),
     ("make",),
     ("__init__",),
     ("tools",),
@@ -43,7 +43,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "tools"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 
@@ -109,6 +109,7 @@ def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
         "shoal.dialects.sb3",
         "shoal.dialects.baselines",
         "shoal.wrappers",
+        "shoal.graph",
     ],
 )
 def test_import_stays_light(module: str) -> None:

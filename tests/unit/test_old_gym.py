@@ -11,7 +11,8 @@ import pytest
 from gymnasium import spaces
 
 import shoal
-from shoal.adapters.old_gym import OldGymEnv, is_old, modern, modern_space
+from shoal.adapters.modern import modern
+from shoal.adapters.old_gym import OldGymEnv, is_old, modern_space
 
 
 class Box:

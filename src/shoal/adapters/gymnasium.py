@@ -81,7 +81,7 @@ def _single(env: Any, kwargs: dict[str, Any]) -> EnvFn:
         return FromSpec(spec, kwargs)
     if isinstance(env, EnvSpec):
         return FromSpec(env, kwargs)
-    if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv):
+    if not isinstance(env, type) and hasattr(env, "step") and hasattr(env, "reset"):
         raise BadEnv(
             f"{env!r} is an env already made; a pool makes its own, so pass a function that makes one, "
             "such as `lambda: MyEnv()`"

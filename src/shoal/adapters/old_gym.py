@@ -12,14 +12,10 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
+from shoal.adapters.foreign import ForeignEnv
 from shoal.errors import BadEnv
 
-__all__ = ["OldGymEnv", "is_old", "modern", "modern_space"]
-
-
-def modern(env: Any) -> Any:
-    """The env itself, or one that makes it look like Gymnasium's."""
-    return OldGymEnv(env) if is_old(env) else env
+__all__ = ["OldGymEnv", "is_old", "modern_space"]
 
 
 def is_old(env: Any) -> bool:
@@ -61,15 +57,15 @@ def modern_space(space: Any) -> Space[Any]:
     raise BadEnv(f"{space!r}, a {type(space).__module__}.{kind}, is no space that Shoal knows")
 
 
-class OldGymEnv(gymnasium.Env[Any, Any]):
+class OldGymEnv(ForeignEnv):
     """An env of the old `gym`, from 0.9 to 0.26, as a Gymnasium env.
 
     `done` becomes `terminated`, or `truncated` where the info says "TimeLimit.truncated". A seed for reset goes to the
-    env's own `seed` method if its reset takes none. Everything else is reached through, by name.
+    env's own `seed` method if its reset takes none.
     """
 
     def __init__(self, env: Any):
-        self.env = env
+        super().__init__(env)
         self.observation_space = modern_space(env.observation_space)
         self.action_space = modern_space(env.action_space)
         self.metadata = dict(getattr(env, "metadata", None) or {})
@@ -82,11 +78,6 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         accepted = inspect.signature(env.reset).parameters
         everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
         self._takes = {name for name in ("seed", "options") if everything or name in accepted}
-
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost env."""
-        return getattr(self.env, "unwrapped", self.env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Its observation, with an info."""
@@ -113,32 +104,6 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         if "mode" in inspect.signature(self.env.render).parameters:
             return self.env.render(mode=self.render_mode or "human")
         return self.env.render()
-
-    def close(self) -> None:
-        """Close it, if it can be."""
-        if hasattr(self.env, "close"):
-            self.env.close()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # not there yet: this object is being unpickled
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-    def has_wrapper_attr(self, name: str) -> bool:
-        """Whether it, or the env in it, has this attribute."""
-        return hasattr(self, name)
-
-    def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of it, or of the env in it."""
-        return getattr(self, name)
-
-    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute of the env in it."""
-        setattr(self.env, name, value)
-        return True
-
-    def __repr__(self) -> str:
-        return f"OldGymEnv({self.env!r})"
 
 
 def _is_pair(result: Any) -> bool:

@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from shoal.adapters.old_gym import modern
+from shoal.adapters.modern import modern
 from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, as_list, check_maker, make_one
 from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
 from shoal.wrappers.monitor import Monitor as _Monitor

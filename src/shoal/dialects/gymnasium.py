@@ -193,6 +193,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         # The pool closes itself when it is collected.
         return None
 
+    def __enter__(self) -> VectorEnv:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal.adapters import layers
-from shoal.adapters.old_gym import modern
+from shoal.adapters.modern import modern
 from shoal.errors import BadCall, BadEnv, EnvError, NothingPending
 from shoal.frames import Ready
 from shoal.messages import RESTART_INFO

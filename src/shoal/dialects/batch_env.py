@@ -1,0 +1,340 @@
+"""Batches of envs in the words of the old TensorFlow agents and of PlaNet: `BatchEnv` and `ExternalProcess`.
+
+    from shoal.dialects.batch_env import BatchEnv, ExternalProcess
+
+    batch = BatchEnv([ExternalProcess(make_env) for _ in range(8)], blocking=False)
+    observ = batch.reset()
+    observ, reward, done, infos = batch.step(actions)
+    observ[done] = batch.reset(np.flatnonzero(done))   # nobody is reset by itself
+
+TensorFlow itself is not needed. A `shoal.Pool` or `shoal.make` is faster: here each env is a process of its own, and
+what it returns travels as a message.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.adapters.modern import modern
+from shoal.block import identity_of, own_copy, refuse_shared
+from shoal.checks import Ids, Seed, check_ids, spread_seed
+from shoal.deadline import Deadline
+from shoal.dialects.external_process import Async, ExternalProcess, Promise, four_values_too
+from shoal.errors import (
+    BadAction,
+    BadEnv,
+    BadObservation,
+    EnvError,
+    PoolClosed,
+    SpaceMismatch,
+)
+from shoal.spaces import Kind, assemble, flatten, get_path, read_actions, write_observation
+
+__all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
+
+_SHORTEST = 1.0  # seconds that an env may take to close, however long the others took
+
+
+class BatchEnv:
+    """A list of envs as one. Steps all and resets some; nobody is reset by itself when its episode is over.
+
+    Args:
+        envs: envs that are made already, with equal spaces: Gymnasium's, those of the old `gym`, or ExternalProcesses.
+        blocking: step them one after the other. Otherwise ExternalProcesses work at the same time, while the others
+            are stepped in turn.
+
+    Raises:
+        SpaceMismatch: naming the first env whose spaces differ.
+        BadEnv: there is none, one of them is no env, or one is there twice.
+    """
+
+    def __init__(self, envs: Iterable[Any], blocking: bool = True):
+        if not isinstance(envs, Iterable):
+            raise BadEnv(f"expected a list of envs that are made already, found {type(envs).__name__}: {envs!r:.100}")
+        self._envs = list(envs)
+        self.blocking = bool(blocking)
+        self._closed = False
+        if not self._envs:
+            raise BadEnv("the list of envs is empty: at least one is needed")
+        self._modern = [_checked(env, index) for index, env in enumerate(self._envs)]
+        seen: dict[int, int] = {}
+        for index, env in enumerate(self._modern):
+            refuse_shared(seen, identity_of(env), index)
+            self._compare_spaces(index, env)
+            if isinstance(env, ExternalProcess):
+                env._index = index
+        self._obs_leaves, self._action_leaves = flatten(self.observation_space), flatten(self.action_space)
+        self._has_objects = any(leaf.kind is not Kind.ARRAY for leaf in self._action_leaves)
+
+    def _compare_spaces(self, index: int, env: Any) -> None:
+        for name in ("observation_space", "action_space"):
+            found, expected = getattr(env, name), getattr(self, name)
+            if found != expected:
+                raise SpaceMismatch(f"env {index} has the {name} {found}, and env 0 has {expected}: they must be equal")
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Of one env."""
+        space: Space[Any] = self._modern[0].observation_space
+        return space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of one env."""
+        space: Space[Any] = self._modern[0].action_space
+        return space
+
+    def __len__(self) -> int:
+        return len(self._envs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._envs[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._envs)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the first env."""
+        if name.startswith("__") or "_envs" not in self.__dict__:  # this object is being copied or unpickled
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self._envs[0], name)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"blocking={self.blocking}"
+        return f"BatchEnv({len(self)} envs, {state}, {self.observation_space}, {self.action_space})"
+
+    # ---- stepping ----------------------------------------------------------------------------------------------
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[dict[str, Any], ...]]:
+        """Step all envs.
+
+        Args:
+            actions: one for each env; a mapping is taken for a batch of a Dict space.
+
+        Returns:
+            observations, stacked leaf by leaf in the types of the space; rewards, float32 [n]; whether the episodes are
+            over, bool [n]; and the infos, which say "TimeLimit.truncated" where they are. All are the caller's own.
+
+        Raises:
+            BadAction: naming the env; none was stepped.
+            EnvError, or for an env of this process its own error: the first env's. If not blocking, all have been
+                stepped; else those before it.
+        """
+        self._check_open()
+        each = self._read_actions(actions)
+        ids = np.arange(len(self))
+        results = self._carry_out(lambda index: self._begin(index, "step", each[index]), ids)
+        rewards, dones = np.zeros(len(self), np.float32), np.zeros(len(self), np.bool_)
+        observations, infos = [], []
+        for index, result in enumerate(results):
+            observation, rewards[index], terminated, truncated, info = _checked_result(index, result)
+            dones[index] = terminated or truncated
+            if dones[index]:
+                info["TimeLimit.truncated"] = truncated and not terminated
+            observations.append(observation)
+            infos.append(info)
+        return self._stacked(observations, ids), rewards, dones, tuple(infos)
+
+    def reset(self, indices: Any = None, seed: Seed = None) -> Any:
+        """Reset some envs (None: all), and return their observations, stacked in the order of `indices`.
+
+        Args:
+            indices: of different envs, maybe none.
+            seed: an int gives env i `seed + i`; a list gives each of the indices its own.
+
+        Raises:
+            BadAction: naming the index that does not fit; none was reset.
+        """
+        self._check_open()
+        ids = self._ids(indices)
+        seeds = dict(zip(ids.tolist(), spread_seed(seed, ids), strict=True))
+        given = {index: {} if one is None else {"seed": one} for index, one in seeds.items()}
+        results = self._carry_out(lambda index: self._begin(index, "reset", **given[index]), ids)
+        for index, result in zip(ids.tolist(), results, strict=True):
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise TypeError(f"env {index}: reset must return (obs, info), got {result!r:.200}")
+        return self._stacked([observation for observation, _ in results], ids)
+
+    def _carry_out(self, begin: Callable[[int], Callable[[], Any]], ids: Ids) -> list[Any]:
+        """What these envs answer, in the order of `ids`. `begin` starts one, and returns what waits for its answer."""
+        if self.blocking:
+            return [_named(index, lambda: begin(index)()) for index in ids.tolist()]  # noqa: B023
+        outcomes: dict[int, Any] = {}
+        errors: dict[int, Exception] = {}
+
+        def attempt(index: int, act: Callable[[], Any]) -> None:
+            try:
+                outcomes[index] = _named(index, act)
+            except Exception as error:  # the others' answers must be fetched all the same
+                errors[index] = error
+
+        for index in ids.tolist():
+            attempt(index, functools.partial(begin, index))
+        # The envs that are here are stepped while the others work.
+        for index in sorted(outcomes, key=lambda index: isinstance(self._modern[index], ExternalProcess)):
+            attempt(index, outcomes[index])
+        for index in ids.tolist():
+            if index in errors:
+                raise errors[index]
+        return [outcomes[index] for index in ids.tolist()]
+
+    def _begin(self, index: int, name: str, /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """An ExternalProcess begins at once, an env of this process when its answer is asked for."""
+        env = self._modern[index]
+        if isinstance(env, ExternalProcess):
+            return env.call(name, *args, **kwargs)
+        return functools.partial(getattr(env, name), *args, **kwargs)
+
+    def _stacked(self, observations: Sequence[Any], ids: Ids) -> Any:
+        count = len(observations)
+        values: list[Any] = [
+            [] if leaf.kind is Kind.OBJECT else np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self._obs_leaves
+        ]
+        arrays = [None if isinstance(value, list) else value for value in values]
+        others = [value for value in values if isinstance(value, list)]
+        for row, observation in enumerate(observations):
+            try:
+                objects = write_observation(self._obs_leaves, arrays, (row,), observation)
+            except BadObservation as error:
+                raise BadObservation(
+                    f"env {ids[row]}: {error}; its observation_space must say what it returns"
+                ) from None
+            for column, value in zip(others, objects, strict=True):
+                column.append(own_copy(value))
+        for place, leaf in enumerate(self._obs_leaves):
+            if leaf.kind is not Kind.ARRAY:
+                values[place] = tuple(values[place] if leaf.kind is Kind.OBJECT else values[place].tolist())
+        return assemble(self.observation_space, values)
+
+    # ---- checks ------------------------------------------------------------------------------------------------
+
+    def _read_actions(self, actions: Any) -> list[Any]:
+        """One action for each env, checked, of the space's own type, and the env's own."""
+        everybody = range(len(self))
+        if isinstance(actions, Mapping):
+            return self._read(actions, everybody)
+        each = list(actions) if isinstance(actions, Iterable) else None
+        if each is None or len(each) != len(self):
+            found = f"{actions!r:.100}" if each is None else len(each)
+            raise BadAction(f"expected {len(self)} actions, one for each env, found {found}; no env was stepped")
+        try:
+            return self._read(self._as_batch(each), everybody)
+        except (BadAction, KeyError, IndexError, TypeError):  # one of them, or they only do not go into one array
+            return [self._read_alone(index, each[index]) for index in everybody]
+
+    def _read_alone(self, index: int, action: Any) -> Any:
+        try:
+            [read] = self._read(self._as_batch([action]), [index])
+        except (BadAction, KeyError, IndexError, TypeError) as error:
+            raise BadAction(
+                f"the action at index {index} is {action!r}, which is not in {self.action_space}; no env was stepped"
+            ) from error
+        return read
+
+    def _as_batch(self, each: list[Any]) -> Any:
+        return assemble(
+            self.action_space, [[get_path(action, leaf.path) for action in each] for leaf in self._action_leaves]
+        )
+
+    def _read(self, batch: Any, ids: Sequence[int]) -> list[Any]:
+        columns = read_actions(self._action_leaves, batch, ids, check_boxes=True)
+        each = [assemble(self.action_space, [own_copy(column[row]) for column in columns]) for row in range(len(ids))]
+        for index, action in zip(ids, each, strict=True):
+            if self._has_objects and not self.action_space.contains(action):
+                raise BadAction(f"actions[{index}] is {action!r}: expected one of {self.action_space}")
+        return each
+
+    def _ids(self, indices: Any) -> Ids:
+        if indices is None:
+            return np.arange(len(self))
+        given = list(indices) if isinstance(indices, Iterable) else [indices]
+        if not given:
+            return np.zeros(0, np.int64)
+        # Looked at one by one: numpy takes a True among numbers for a 1.
+        for index in given:
+            if isinstance(index, bool | np.bool_):
+                raise BadAction(f"reset of indices {indices!r}: expected whole numbers, found {index!r}")
+        try:
+            return check_ids(given, len(self))
+        except BadAction as error:
+            raise BadAction(f"reset of indices {indices!r}: {error}") from None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolClosed("this BatchEnv is closed: make a new one")
+
+    # ---- end ---------------------------------------------------------------------------------------------------
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Close all envs, also where one of them raises. May be called again.
+
+        Args:
+            timeout: seconds for all ExternalProcesses together; who then takes longer than a second is forced.
+
+        Raises:
+            the first error of an env's close, when all are closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        deadline = Deadline.after(timeout)
+        errors: list[BaseException] = []
+        for index, env in enumerate(self._modern):
+            try:
+                if isinstance(env, ExternalProcess):
+                    env.close(None if deadline.left is None else max(deadline.left, _SHORTEST))
+                else:
+                    _named(index, env.close)
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def __enter__(self) -> BatchEnv:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def _checked(env: Any, index: int) -> Any:
+    """The env as Gymnasium has it. Raises BadEnv if it is none."""
+    if isinstance(env, ExternalProcess):
+        return env
+    found = env if isinstance(env, type) else modern(env)
+    missing = [name for name in ("step", "reset", "observation_space", "action_space") if not hasattr(found, name)]
+    if missing or isinstance(found, type | gymnasium.vector.VectorEnv):
+        what = f"it has no {', '.join(missing)}" if missing else "it is a class, or many envs already"
+        raise BadEnv(f"env {index} is {env!r:.100}, which is no env: {what}; a BatchEnv takes envs made already")
+    return four_values_too(found)
+
+
+def _checked_result(index: int, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """What a step has returned, in plain types, with an info of the caller's own."""
+    try:
+        observation, reward, terminated, truncated, info = result
+        if isinstance(result, tuple) and isinstance(info, dict) and not isinstance(reward, str | bytes):
+            return observation, float(reward), bool(terminated), bool(truncated), own_copy(info)
+    except (TypeError, ValueError):
+        pass  # it has another length, or its parts are no numbers
+    raise TypeError(f"env {index}: step must return (obs, reward, terminated, truncated, info), got {result!r:.200}")
+
+
+def _named(index: int, act: Callable[[], Any]) -> Any:
+    """Do it; an error says which env it comes from, unless it knows by itself."""
+    try:
+        return act()
+    except Exception as error:
+        if not isinstance(error, EnvError) and hasattr(error, "add_note"):  # Python 3.10 has none
+            error.add_note(f"this was env {index} of a BatchEnv")
+        raise

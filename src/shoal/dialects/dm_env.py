@@ -1,0 +1,82 @@
+"""The pool as a dm_env environment whose TimeSteps have a row for each env. Needs no TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import dm_env
+    from dm_env import specs
+except ImportError as error:
+    raise ImportError('api="dm_env" needs dm_env: pip install "shoal[dm_env]"') from error
+
+import numpy as np
+
+from shoal.dialects.time_steps import Parts, TimeStepPool
+
+__all__ = ["BatchedEnvironment"]
+
+
+class BatchedEnvironment(dm_env.Environment):  # type: ignore[misc]
+    """Many envs as one dm_env environment.
+
+    Its specs are those of one env; step type, reward, discount and observation of a TimeStep have a row for each. The
+    last step of an episode is followed by the first of the next, whose action is ignored. At a first step the reward
+    is 0 and the discount 1, where a single env of dm_env has None.
+
+    Args:
+        env, num_envs: as for `shoal.Pool`; dm_env environments, PyEnvironments of TF-Agents and Gymnasium envs.
+        **pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
+        self._steps = TimeStepPool(env, num_envs, _make_spec, pool_options)
+        self.pool, self.batch_size = self._steps.pool, self._steps.pool.num_envs
+        self._fresh = True
+
+    def reset(self, seed: Any = None) -> dm_env.TimeStep:
+        """Begin a new episode in every env; an int gives env i `seed + i`, a list gives each its own."""
+        self._fresh = False
+        return _time_step(self._steps.reset(seed))
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Step every env with its row of the action."""
+        return self.reset() if self._fresh else _time_step(self._steps.step(action))
+
+    def observation_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.observation
+
+    def action_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.action
+
+    def reward_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.reward
+
+    def discount_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.discount
+
+    @property
+    def infos(self) -> dict[int, dict[str, Any]]:
+        """What the envs have said beside the last TimeStep, by env."""
+        return self._steps.infos
+
+    def close(self) -> None:
+        """Close all envs."""
+        self.pool.close()
+
+
+def _time_step(parts: Parts) -> dm_env.TimeStep:
+    return dm_env.TimeStep(*parts)
+
+
+def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
+    if minimum is None or maximum is None:
+        return specs.Array(shape, dtype, name=name)
+    whole = np.dtype(dtype).kind in "iu" and tuple(shape) == ()
+    if whole and int(np.asarray(minimum)) == 0:
+        return specs.DiscreteArray(int(np.asarray(maximum)) + 1, dtype=dtype, name=name)
+    return specs.BoundedArray(shape, dtype, minimum, maximum, name=name)

@@ -1,0 +1,260 @@
+"""The pool as a PyEnvironment of TF-Agents: drop-ins for `BatchedPyEnvironment` and `ParallelPyEnvironment`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# TF-Agents is written for Keras 2; TensorFlow asks here, once, which one it shall be.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+try:
+    from tf_agents.environments import py_environment
+    from tf_agents.specs import array_spec
+    from tf_agents.trajectories import time_step as ts
+except ImportError as error:
+    raise ImportError('api="tf_agents" needs TF-Agents: pip install "shoal[tf_agents]"') from error
+
+import numpy as np
+
+from shoal.adapters.gymnasium import pickle_env_fns
+from shoal.adapters.time_steps import has_specs
+from shoal.dialects.time_steps import Parts, TimeStepPool
+from shoal.errors import BadEnv, SpaceMismatch
+
+__all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment"]
+
+
+class PoolPyEnvironment(py_environment.PyEnvironment):  # type: ignore[misc]
+    """Many envs as one batched PyEnvironment, for drivers, TFPyEnvironment and replay buffers.
+
+    Args:
+        env, num_envs: as for `shoal.Pool`: PyEnvironments, dm_env environments and Gymnasium envs, by a function that
+            makes one, a class, a Gymnasium id, or a list of such.
+        **pool_options: as for `shoal.Pool`.
+
+    Attributes:
+        pool: the pool below.
+    """
+
+    def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
+        try:
+            self._steps = TimeStepPool(env, num_envs, _make_spec, pool_options)
+        except SpaceMismatch as error:
+            raise ValueError(str(error)) from error  # as TF-Agents says it
+        self.pool = self._steps.pool
+        self._seeds: list[int | None] | None = None
+        super().__init__()
+
+    @property
+    def batched(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def batch_size(self) -> int:
+        """The number of envs."""
+        return self.pool.num_envs
+
+    @property
+    def envs(self) -> list[Any]:
+        """The envs: themselves where they live in this process, else stand-ins that ask the worker."""
+        local = self.pool.local_envs
+        found = [env.env if self._steps.foreign else env for env in local]
+        return found + [RemoteEnv(self.pool, i) for i in range(len(local), self.pool.num_envs)]
+
+    def observation_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.observation
+
+    def action_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.action
+
+    def reward_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.reward
+
+    def discount_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.discount
+
+    def time_step_spec(self) -> ts.TimeStep:
+        """Of one env."""
+        step_type = array_spec.ArraySpec((), np.int32, name="step_type")
+        return ts.TimeStep(step_type, self.reward_spec(), self.discount_spec(), self.observation_spec())
+
+    def _reset(self) -> ts.TimeStep:
+        seeds, self._seeds = self._seeds, None
+        return _time_step(self._steps.reset(seeds))
+
+    def _step(self, action: Any) -> ts.TimeStep:
+        return _time_step(self._steps.step(action))
+
+    def seed(self, seed: Any) -> list[Any]:
+        """Seed the envs: an int gives env i `seed + i`, a list gives each its own.
+
+        PyEnvironments that can are seeded at once, Gymnasium envs at the next reset.
+        """
+        seeds = [seed + i for i in range(self.batch_size)] if isinstance(seed, int | np.integer) else list(seed)
+        if len(seeds) != self.batch_size:
+            raise ValueError(f"expected {self.batch_size} seeds, one per env, found {len(seeds)}")
+        if not self._steps.foreign:
+            self._seeds = seeds
+            return [None] * len(seeds)
+        return [self.pool.apply(_seed, one, env_ids=[i])[0] for i, one in enumerate(seeds)]
+
+    def get_info(self) -> Any:
+        """What the envs say beside their last TimeStep: stacked for PyEnvironments, for others a tuple of dicts."""
+        if not self._steps.foreign:
+            return tuple(self._steps.infos.get(i, {}) for i in range(self.batch_size))
+        return _stacked(self.pool.call("get_info"))
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """An image of each env, stacked."""
+        if mode != "rgb_array":
+            raise NotImplementedError(f'a batch can be rendered as "rgb_array" only, not as {mode!r}')
+        return np.stack(self.pool.render())
+
+    def get_state(self) -> Any:
+        """All that `set_state` needs to go on from here, random generators included."""
+        return self.pool.snapshot(), self._current_time_step, self._steps.infos
+
+    def set_state(self, state: Any) -> None:
+        """Go on from where `get_state` was called."""
+        snapshot, time_step, infos = state
+        self.pool.restore(snapshot)
+        self._current_time_step, self._steps.infos = time_step, infos
+
+    def start(self) -> None:
+        """Nothing to do: the envs are there since construction."""
+
+    def close(self) -> None:
+        """Close all envs."""
+        self.pool.close()
+
+
+class BatchedPyEnvironment(PoolPyEnvironment):
+    """Drop-in for TF-Agents' BatchedPyEnvironment.
+
+    Args:
+        envs: PyEnvironments, made already or to be made by a function, or Gymnasium ids; or one function or id, with
+            `num_envs` among the options.
+        multithreading: False steps them all in this thread, one after the other. True lets Shoal choose what is
+            fastest: worker processes get pickled copies of envs that are made already, and `envs` tells what became
+            of them. Give `backend="threads"` where they must share this process.
+        **pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(self, envs: Any, multithreading: bool = True, **pool_options: Any):
+        if isinstance(envs, list | tuple):
+            if not envs:
+                raise ValueError("envs must be a list or tuple of at least one env, found an empty one")
+            batched = [i for i, env in enumerate(envs) if getattr(env, "batched", False)]
+            if batched:
+                raise ValueError(f"envs {batched} are already batched: give the single ones in them")
+            envs = [_Made(env, i) if has_specs(env) else env for i, env in enumerate(envs)]
+        elif has_specs(envs):
+            raise ValueError(f"envs must be a list or tuple, found one env: {envs!r}")
+        pool_options.setdefault("backend", _backend_for(envs) if multithreading else "serial")
+        super().__init__(envs, **pool_options)
+
+
+class ParallelPyEnvironment(PoolPyEnvironment):
+    """Drop-in for TF-Agents' ParallelPyEnvironment: envs in worker processes, several in each.
+
+    Args:
+        env_constructors: functions that make an env, or Gymnasium ids.
+        start_serially: accepted; workers always start together, and build their own envs one after the other.
+        blocking: step the envs one after the other: one worker has them all.
+        flatten: accepted; arrays always travel flat.
+        **pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(
+        self,
+        env_constructors: Sequence[Callable[[], Any] | str],
+        start_serially: bool = True,
+        blocking: bool = False,
+        flatten: bool = False,
+        **pool_options: Any,
+    ):
+        wrong = [i for i, make in enumerate(env_constructors) if not (callable(make) or isinstance(make, str))]
+        if wrong:
+            raise TypeError(
+                f"env_constructors {wrong} cannot be called: give functions that make an env, not the envs themselves"
+            )
+        if blocking:
+            pool_options.setdefault("num_workers", 1)
+        pool_options.setdefault("backend", "processes")
+        super().__init__(list(env_constructors), **pool_options)
+
+
+class RemoteEnv:
+    """Stands in for an env that lives in a worker: attributes are read there, methods are run there."""
+
+    def __init__(self, pool: Any, env_id: int):
+        self._pool, self._env_id = pool, env_id
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._pool.call(name, *args, env_ids=[self._env_id], **kwargs)[0]
+
+        return call if self._pool.apply(_is_method, name, env_ids=[self._env_id])[0] else call()
+
+    def __repr__(self) -> str:
+        return f"RemoteEnv({self._env_id} of {self._pool!r})"
+
+
+class _Made:
+    """The env function of an env that is made already; in a worker process, of a copy of it."""
+
+    def __init__(self, env: Any, env_id: int):
+        self.env = env
+        self.env_id = env_id  # a worker loads equal pickles only once, and two envs may be equal
+
+    def __call__(self) -> Any:
+        return self.env
+
+
+def _backend_for(envs: Any) -> str:
+    """Threads for envs that are made and cannot travel."""
+    made = [env for env in envs if isinstance(env, _Made)] if isinstance(envs, list) else []
+    try:
+        pickle_env_fns(made)
+    except BadEnv:
+        return "threads"
+    return "auto"
+
+
+def _is_method(env: Any, name: str) -> bool:
+    return callable(getattr(env, name))
+
+
+def _seed(env: Any, seed: Any) -> Any:
+    return env.env.seed(seed)
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """Nested arrays of all envs, with the batch in front."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _stacked([value[key] for value in values]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_make"):
+        return first._make(_stacked(part) for part in zip(*values, strict=True))
+    if isinstance(first, tuple | list):
+        return type(first)(_stacked(part) for part in zip(*values, strict=True))
+    return np.stack(values)
+
+
+def _time_step(parts: Parts) -> ts.TimeStep:
+    return ts.TimeStep(*parts)
+
+
+def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
+    if minimum is None or maximum is None:
+        return array_spec.ArraySpec(shape, dtype, name)
+    return array_spec.BoundedArraySpec(shape, dtype, minimum, maximum, name)

@@ -1,0 +1,180 @@
+"""What dm_env and TF-Agents have in common: a pool whose answers are batched TimeSteps, described by specs.
+
+Both libraries keep step type, reward, discount and observation in this order, and both go on after the last step of an
+episode with the first of the next, for which the action is ignored: the pool's own "next_step".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space, spaces
+
+from shoal.adapters.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
+from shoal.errors import BadEnv
+from shoal.frames import Ready
+from shoal.pool import Pool, refuse_unknown_options
+
+__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepPool"]
+
+Array = npt.NDArray[Any]
+MakeSpec = Callable[[Any, Any, Any, Any, str], Any]  # (shape, type, minimum, maximum, name) -> a library's own spec
+
+
+class Specs(NamedTuple):
+    """What one env says about itself; `observation` and `action` may be nested."""
+
+    observation: Any
+    action: Any
+    reward: Any
+    discount: Any
+
+
+class Parts(NamedTuple):
+    """A batched TimeStep, as both libraries have it."""
+
+    step_type: Array
+    reward: Array
+    discount: Array
+    observation: Any
+
+
+class TimeStepPool:
+    """A pool that answers with batched TimeSteps.
+
+    Args:
+        env, num_envs: as for `shoal.Pool`.
+        make_spec: makes a spec of the library's own.
+        **pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
+
+    Attributes:
+        specs: of one env, without the batch dimension.
+        infos: of the last answer, as far as they are not empty, by env.
+    """
+
+    def __init__(self, env: Any, num_envs: int | None, make_spec: MakeSpec, pool_options: dict[str, Any]):
+        refuse_unknown_options(pool_options)
+        if pool_options.setdefault("autoreset", "next_step") != "next_step":
+            raise ValueError(
+                'autoreset: TimeSteps know only "next_step": the last step of an episode is followed by the first of '
+                "the next"
+            )
+        if pool_options.get("batch_size") not in (None, num_envs):
+            raise ValueError(
+                "batch_size: a TimeStep has a row for each env; for the first that are ready use shoal.Pool"
+            )
+        pool_options.setdefault("check_actions", "discrete")
+        pool_options.setdefault("copy", True)
+        self.pool = Pool(env, num_envs, **pool_options)
+        self.infos: dict[int, dict[str, Any]] = {}
+        try:
+            self.specs = self._agree(make_spec)
+        except BaseException:
+            self.pool.close()
+            raise
+        self._reward_type, self._discount_type = (np.dtype(self.specs[i].dtype) for i in (2, 3))
+        self._plain = is_leaf(self.specs.observation)
+        plain_type = np.dtype(self.specs.observation.dtype) if self._plain else None
+        self._as_it_is = self._plain and self.pool.single_observation_space.dtype == plain_type
+
+    @property
+    def foreign(self) -> bool:
+        """Whether all envs have specs of their own, rather than spaces."""
+        return self._foreign
+
+    def _agree(self, make_spec: MakeSpec) -> Specs:
+        """The specs of the first env. Raises ValueError where another env's differ."""
+        found = self.pool.apply(_specs_of)
+        own = [specs for specs in found if specs is not None]
+        self._foreign = len(own) == len(found)
+        for env_id, specs in enumerate(found):
+            if specs is not None and specs != own[0]:
+                raise ValueError(f"env {env_id} has the specs {specs}, and the first has {own[0]}: they must be equal")
+        derived = Specs(
+            _spec_of(self.pool.single_observation_space, make_spec, "observation"),
+            _spec_of(self.pool.single_action_space, make_spec, "action"),
+            make_spec((), np.float32, None, None, "reward"),
+            make_spec((), np.float32, 0.0, 1.0, "discount"),
+        )
+        if not own:
+            return derived
+        return Specs(*(
+            other if spec is None else map_spec(lambda leaf: _translated(leaf, make_spec), spec)
+            for spec, other in zip(own[0], derived, strict=True)
+        ))  # fmt: skip
+
+    # ---- stepping ----------------------------------------------------------------------------------------------
+
+    def reset(self, seed: Any = None) -> Parts:
+        """Begin a new episode in every env."""
+        batch = self.pool.reset(seed=seed)
+        self.infos = batch.info
+        count = self.pool.num_envs
+        return Parts(
+            np.full(count, FIRST, np.int32), np.zeros(count, self._reward_type), np.ones(count, self._discount_type),
+            self._restored(batch.obs),
+        )  # fmt: skip
+
+    def step(self, actions: Any) -> Parts:
+        """Step every env, and begin a new episode where the last answer ended one."""
+        return self.read(self.pool.exchange(actions))
+
+    def read(self, ready: Ready) -> Parts:
+        """What the pool has answered."""
+        data = self.pool.data
+        obs, reward, terminated, truncated = data.take_step(ready)
+        step_type = np.full(len(reward), MID, np.int32)
+        step_type[data.take(ready, "began")] = FIRST
+        step_type[terminated | truncated] = LAST
+        discount = (~terminated).astype(self._discount_type)
+        self.infos = ready.infos
+        for env_id, info in ready.infos.items():
+            if "discount" in info:
+                discount[env_id] = info["discount"]
+        return Parts(step_type, reward.astype(self._reward_type, copy=False), discount, self._restored(obs))
+
+    def _restored(self, obs: Any) -> Any:
+        """The observation nested and typed as the spec says, where spaces have no word for that."""
+        return obs if self._as_it_is else map_spec(_typed, self.specs.observation, obs)
+
+
+def _typed(spec: Any, value: Any) -> Any:
+    return np.asarray(value).astype(spec.dtype, copy=False)
+
+
+def _specs_of(env: Any) -> Specs | None:
+    """Where the env lives: its own specs, None for an env that has spaces."""
+    if not isinstance(env, TimeStepEnv):
+        return None
+    own = env.env
+    reward, discount = (
+        getattr(own, name)() if callable(getattr(own, name, None)) else None
+        for name in ("reward_spec", "discount_spec")
+    )
+    return Specs(own.observation_spec(), own.action_spec(), reward, discount)
+
+
+def _translated(leaf: Any, make_spec: MakeSpec) -> Any:
+    """A spec in the words of the library that asks."""
+    low, high = getattr(leaf, "minimum", None), getattr(leaf, "maximum", None)
+    return make_spec(tuple(leaf.shape), np.dtype(leaf.dtype), low, high, getattr(leaf, "name", None) or "")
+
+
+def _spec_of(space: Space[Any], make_spec: MakeSpec, name: str) -> Any:
+    """The spec of a Gymnasium space."""
+    if isinstance(space, spaces.Dict):
+        return {key: _spec_of(part, make_spec, str(key)) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_spec_of(part, make_spec, f"{name}_{i}") for i, part in enumerate(space.spaces))
+    if isinstance(space, spaces.Box):
+        return make_spec(space.shape, space.dtype, space.low, space.high, name)
+    if isinstance(space, spaces.Discrete):
+        return make_spec((), space.dtype, int(space.start), int(space.start) + int(space.n) - 1, name)
+    if isinstance(space, spaces.MultiDiscrete):
+        return make_spec(space.shape, space.dtype, space.start, space.start + space.nvec - 1, name)
+    if isinstance(space, spaces.MultiBinary):
+        return make_spec(space.shape, space.dtype, 0, 1, name)
+    raise BadEnv(f"the {name} space {space} has no spec: TimeSteps hold numbers only; leave it out by a wrapper")
