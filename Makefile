@@ -7,13 +7,14 @@ BENCH_VENV := .venv-bench
 TF_VENV := .venv-tf
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo test test-native test-twin test-tf lint types faults soak bench sanitize clean
+.PHONY: help demo test test-native test-twin test-tf lint types faults soak bench bench-graph sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
 	@echo "make test      set up and run all tests: with the C core, with its Python twin, and those of TensorFlow"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
+	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
 	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
 	@echo "make soak      $(MINUTES) minutes of random faults under load"
 	@echo "make sanitize  the C core under ASan, UBSan and TSan"
@@ -61,7 +62,8 @@ $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	touch $@
 
 test-tf: $(TF_VENV)/.ready
-	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests/tf
+	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests/tf \
+		tests/graph/test_jax_functional.py
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20
@@ -87,6 +89,13 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/supervision.py
 	$(BENCH_VENV)/bin/python benchmarks/sb3.py
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
+
+bench-graph: $(VENV)/.ready $(TF_VENV)/.ready
+	$(TF_VENV)/bin/python benchmarks/py_environments.py
+	$(TF_VENV)/bin/python benchmarks/graph_tensorflow.py
+	$(BIN)/python benchmarks/graph_jax.py
+	$(BIN)/python benchmarks/graph_torch.py
+	$(TF_VENV)/bin/python benchmarks/jax_envs.py
 
 sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python

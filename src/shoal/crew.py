@@ -13,6 +13,7 @@ import numpy as np
 from shoal import native, procs
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.base import Worker, split
+from shoal.backends.batched import BATCHED, BatchedWorker
 from shoal.backends.inline import InlineWorker, SilentBell
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
@@ -26,14 +27,14 @@ from shoal.slab import Slab
 
 __all__ = ["BACKENDS", "Crew", "Repair"]
 
-BACKENDS = ("serial", "threads", "processes", "hybrid")
+BACKENDS = ("serial", "threads", "processes", "hybrid", *BATCHED)
 
 
 class Crew:
     """Workers that own contiguous blocks of envs.
 
     Args:
-        env_fns: one per env.
+        env_fns: one per env; under a batched backend, the same one that makes them all.
         backend: one of BACKENDS.
         count: how many workers; under hybrid the caller is one of them.
         start_timeout: seconds until a worker that is hired later must have built its envs.
@@ -73,7 +74,9 @@ class Crew:
             self._pickled = [b""] * own + pickle_env_fns(env_fns[own:], own)
             self._registry = registry_additions()
         for index, (start, stop) in enumerate(self.blocks):
-            if self._backend == "threads":
+            if self._backend in BATCHED:
+                self.workers.append(BatchedWorker(index, start, stop, env_fns[start]))
+            elif self._backend == "threads":
                 self.workers.append(ThreadWorker(index, start, stop, env_fns[start:stop]))
             elif self._backend == "serial" or (self._backend == "hybrid" and index == 0):
                 self.workers.append(InlineWorker(index, start, stop, env_fns[start:stop]))

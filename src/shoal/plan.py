@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
+from shoal.backends.batched import BATCHED
 from shoal.backends.processes import ProcessWorker
 from shoal.cores import usable_cores
 from shoal.deadline import Deadline
@@ -68,8 +69,8 @@ def make_plan(
     if backend != "auto":
         if isolate and backend != "processes":
             raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
-        if backend == "serial":
-            return Plan("serial", 1, "as asked for")
+        if backend == "serial" or backend in BATCHED:
+            return Plan(backend, 1, "as asked for")
         default = min(count, MOST_THREADS) if backend == "threads" else cores
         return Plan(backend, min(int(num_workers or default), count), "as asked for")
     try:

@@ -17,6 +17,7 @@ from gymnasium import Space
 
 from shoal import native
 from shoal.adapters.gymnasium import as_env_fns
+from shoal.backends.batched import BATCHED, batched_env_fn
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
 from shoal.block import own_copy
@@ -60,8 +61,9 @@ class Pool:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
-            processes), or "auto", which measures the env and chooses ("processes", unmeasured, where on_error,
-            step_timeout or recycle_after say that envs may do terrible things); `pool.plan` says what and why.
+            processes), "jax" (one functional env, stepped for all lanes at once on a device), or "auto", which measures
+            the env and chooses ("processes", unmeasured, where on_error, step_timeout or recycle_after say that envs
+            may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled".
@@ -95,7 +97,7 @@ class Pool:
         env: Any,
         num_envs: int | None = None,
         *,
-        backend: Literal["auto", "serial", "threads", "processes", "hybrid"] = "auto",
+        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax"] = "auto",
         num_workers: int | None = None,
         batch_size: int | None = None,
         autoreset: Literal["next_step", "same_step", "disabled"] = "next_step",
@@ -123,7 +125,11 @@ class Pool:
         check_choice("check_actions", check_actions, ("all", "discrete"))
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
-        env_fns = as_env_fns(env, num_envs, env_kwargs)
+        if backend in BATCHED:
+            count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
+            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)] * count
+        else:
+            env_fns = as_env_fns(env, num_envs, env_kwargs)
         self.num_envs = len(env_fns)
         self.batch_size = whole_number(
             "batch_size", self.num_envs if batch_size is None else batch_size, 1, self.num_envs
@@ -137,7 +143,7 @@ class Pool:
         self._policy = HealthPolicy.checked(
             autoreset == "same_step", on_error, max_restarts, restart_window, recycle_after
         )
-        _check_limits(backend, step_timeout, recycle_after)
+        _check_limits(backend, on_error, step_timeout, recycle_after)
         # Who wants to survive what the envs do must not live with them, nor try one out first.
         survives = self._policy.replaces or step_timeout is not None
         if backend == "auto" and survives:
@@ -228,7 +234,8 @@ class Pool:
 
     @property
     def local_envs(self) -> list[Any]:
-        """The envs that live in the caller's process: all under serial, the caller's block under hybrid."""
+        """The envs that live in the caller's process: all under serial, the caller's block under hybrid, and under a
+        batched backend the one that steps all lanes."""
         return [] if self._crew.inline is None else self._crew.inline.envs
 
     @property
@@ -555,14 +562,16 @@ def refuse_unknown_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def _check_limits(backend: str, step_timeout: Any, recycle_after: Any) -> None:
+def _check_limits(backend: str, on_error: str, step_timeout: Any, recycle_after: Any) -> None:
     """Raise ValueError for limits that this backend cannot keep."""
-    if step_timeout is not None and backend in ("serial", "hybrid"):
+    if on_error == "restart" and backend in BATCHED:
+        raise ValueError(f'on_error: backend="{backend}" steps all envs as one, of which none can be restarted alone')
+    if step_timeout is not None and backend in ("serial", "hybrid", *BATCHED):
         raise ValueError(
             f'step_timeout: backend="{backend}" steps envs in this very thread, which cannot be timed out; use '
             '"processes" or "threads"'
         )
-    if recycle_after is not None and backend in ("serial", "threads"):
+    if recycle_after is not None and backend in ("serial", "threads", *BATCHED):
         raise ValueError(f'recycle_after is for worker processes, and backend="{backend}" has none')
 
 

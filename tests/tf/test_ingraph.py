@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -508,6 +510,23 @@ def test_one_env_by_its_id_and_with_nested_spaces() -> None:
     nested.close()
 
 
+def test_one_env_of_the_old_gym() -> None:
+    class Old:
+        observation_space, action_space = spaces.Box(0.0, 1.0, (), np.float64), spaces.Discrete(2)
+
+        def reset(self) -> Any:
+            return 0.5
+
+        def step(self, action: Any) -> Any:
+            return 0.25, 2.0, True, {}
+
+    with InGraphEnv(Old()) as env:
+        assert function(env.reset)().numpy() == 0.5
+        observ, reward, done = function(env.step)(1)
+        assert (observ.numpy(), reward.numpy(), done.numpy()) == (0.25, 2.0, True)
+        assert observ.dtype == tf.float64
+
+
 def test_one_env_is_not_seven(pool_of: Make) -> None:
     with pytest.raises(shoal.errors.BadEnv, match="expected one env, found 7"):
         InGraphEnv(pool_of(CountEnv, 7))
@@ -656,6 +675,18 @@ def test_a_tape_around_steps(pool_of: Make) -> None:
     assert np.abs(slope.numpy()).max() > 0
     np.testing.assert_allclose(weights.numpy(), -0.1 * slope.numpy())
     assert not any(variable.trainable for variable in [envs.observ, envs.action, envs.reward, envs.done])
+
+
+def test_the_example_learns() -> None:
+    example = Path(__file__).parents[2] / "examples" / "ingraph_tensorflow.py"
+    done = subprocess.run(
+        [sys.executable, str(example), "--envs", "32", "--iterations", "120"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    returns = [float(found) for found in re.findall(r"mean return ([\d.]+)", done.stdout)]
+    assert len(returns) == 20
+    assert returns[0] < 40
+    assert max(returns[-5:]) > 80
 
 
 # ---- simulate --------------------------------------------------------------------------------------------------

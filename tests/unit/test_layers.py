@@ -23,7 +23,7 @@ LAYERS = (
     ("slab",),
     ("adapters", "remote"),
     ("state", "messages"),
-    ("block", "measurement"),
+    ("block", "batched", "measurement"),
     ("specs", "stats", "batch", "snapshot"),
     ("frames",),
     ("backends",),

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal.adapters.foreign import ForeignEnv
+from shoal.adapters.quick_time_steps import quicken
 from shoal.errors import BadEnv
 
 __all__ = ["FIRST", "LAST", "MID", "TimeStepEnv", "has_specs", "map_spec", "space_of"]
@@ -92,6 +93,7 @@ class TimeStepEnv(ForeignEnv):
         super().__init__(env)
         if getattr(env, "batched", False):
             raise BadEnv(f"{env!r} is batched already: return single envs")
+        quicken()  # where the env lives
         self._action_spec = env.action_spec()
         self._one_action = is_leaf(self._action_spec)
         self._action_type = np.dtype(self._action_spec.dtype).type if self._one_action else None
@@ -115,7 +117,7 @@ class TimeStepEnv(ForeignEnv):
             raise TypeError(f"reset must return a TimeStep, such as restart(observation), got {result!r:.200}")
         return result.observation, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Five values from a TimeStep."""
         if self._is_scalar:
             action = self._action_type(action)  # type: ignore[misc]
@@ -123,17 +125,15 @@ class TimeStepEnv(ForeignEnv):
             action = map_spec(_cast, self._action_spec, action)
         result = self.env.step(action)
         try:
-            kind, reward, discount = result.step_type, result.reward, result.discount
-        except AttributeError:
+            kind, reward, discount, observation = result  # both libraries have them in this order
+            kind, discount = int(kind), 1.0 if discount is None else float(discount)
+        except (TypeError, ValueError):
             raise TypeError(f"step must return a TimeStep, such as transition(...), got {result!r:.200}") from None
-        discount = 1.0 if discount is None else float(discount)
-        reward = 0.0 if reward is None else float(reward)
-        kind = int(kind)
         if kind == MID:
-            return result.observation, reward, False, False, {} if discount == 1.0 else {"discount": discount}
+            return observation, reward, False, False, {} if discount == 1.0 else {"discount": discount}
         if kind == LAST:
             info = {} if discount in (0.0, 1.0) else {"discount": discount}
-            return result.observation, reward, discount == 0.0, discount != 0.0, info
+            return observation, reward, discount == 0.0, discount != 0.0, info
         raise ValueError("step returned the first TimeStep of an episode: only reset may begin one")
 
     def render(self) -> Any:

@@ -34,7 +34,7 @@ class InlineWorker(Worker):
         super().__init__(index, start, stop)
         self._env_fns = env_fns
         self._envs: list[Any] = []
-        self._stepper: Stepper | None = None
+        self._stepper: Any = None  # a Stepper, or what has its `run` and `handle`
         self._outbox: deque[Any] = deque()
         self._closed = False
 
@@ -62,11 +62,14 @@ class InlineWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._stepper = Stepper(
+        self._use(Stepper(
             slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
             pool_bell, self.bell, same_process=True, interrupts=True,
-        )  # fmt: skip
-        self.run = self._stepper.run  # type: ignore[method-assign]
+        ))  # fmt: skip
+
+    def _use(self, stepper: Any) -> None:
+        self._stepper = stepper
+        self.run = stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:
         """Ready at once."""
@@ -76,7 +79,6 @@ class InlineWorker(Worker):
         return 0
 
     def send(self, *message: Any) -> None:
-        assert self._stepper is not None
         self._stepper.handle(message)
 
     def receive(self, deadline: Deadline) -> Any:

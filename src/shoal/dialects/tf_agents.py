@@ -18,11 +18,12 @@ except ImportError as error:
 import numpy as np
 
 from shoal.adapters.gymnasium import pickle_env_fns
+from shoal.adapters.quick_time_steps import quicken, slow_down
 from shoal.adapters.time_steps import has_specs
 from shoal.dialects.time_steps import Parts, TimeStepPool
 from shoal.errors import BadEnv, SpaceMismatch
 
-__all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment"]
+__all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
 
 
 class PoolPyEnvironment(py_environment.PyEnvironment):  # type: ignore[misc]

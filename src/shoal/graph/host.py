@@ -8,13 +8,16 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from shoal.dialects.vec_env import VecEnvWrapper
 from shoal.errors import BadEnv
 from shoal.pool import Pool
 from shoal.spaces import Kind, Leaf, assemble, flatten, get_path
+from shoal.wrappers.hosts import WrappedPool
 
 __all__ = ["Arrays", "Host", "arrays_only", "kept_errors", "own_errors", "pool_of"]
 
@@ -113,7 +116,12 @@ class Host:
 
 
 def pool_of(envs: Any) -> Pool:
-    """The pool below a vector env, or the pool itself. Raises BadEnv where there is none."""
+    """The pool below a vector env, or the pool itself. Raises BadEnv where there is none, or something in between."""
+    if isinstance(envs, WrappedPool | gymnasium.vector.VectorWrapper | VecEnvWrapper):
+        raise BadEnv(
+            f"{envs!r:.100} has wrappers, which a graph would step past: wrap the single envs instead, or do in the "
+            "graph what the wrapper does"
+        )
     pool = envs if isinstance(envs, Pool) else getattr(envs, "pool", None)
     if not isinstance(pool, Pool):
         raise BadEnv(f"expected a shoal.Pool or a vector env of Shoal's, found {type(envs).__name__}: {envs!r:.100}")

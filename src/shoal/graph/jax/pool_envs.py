@@ -1,0 +1,102 @@
+"""`backend="jax"`: a functional env below a pool. Its state stays on the device; its answers are copied from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from shoal.errors import BadEnv
+from shoal.graph.jax.functional import BatchedFunctionalEnv, EnvState
+
+__all__ = ["DeviceEnvs", "make_envs"]
+
+Array = npt.NDArray[Any]
+
+
+class DeviceEnvs:
+    """A BatchedFunctionalEnv and its state, stepped by a pool.
+
+    Attributes:
+        functional: the pure functions.
+        state: what they are applied to; may be taken out and put back between two steps.
+    """
+
+    render_mode = None
+
+    def __init__(self, functional: BatchedFunctionalEnv):
+        self.functional, self.num_envs = functional, functional.num_envs
+        self.single_observation_space, self.single_action_space = functional.observation_space, functional.action_space
+        self.state: EnvState | None = None
+        self._unseeded = np.ones(self.num_envs, np.bool_)  # lanes that have no stream of their own yet
+
+    def reset(self, mask: Array, seeds: Sequence[int | None]) -> Any:
+        """See `shoal.batched`."""
+        if self.state is None:
+            self.state, _ = self.functional.init(0)
+        numbers = np.array([0 if seed is None else seed for seed in seeds], np.uint64)
+        seeded = np.array([seed is not None for seed in seeds])
+        chance = mask & self._unseeded & ~seeded  # nobody has said where they shall begin
+        if chance.any():
+            numbers[chance] = np.random.default_rng().integers(0, 2**63, int(chance.sum()), np.uint64)
+            seeded |= chance
+        self._unseeded &= ~mask
+        if seeded.any():
+            self.state, obs = self.functional.reset_rows(self.state, mask, numbers, seeded)
+        else:
+            self.state, obs = self.functional.reset_rows(self.state, mask)
+        return jax.tree.map(np.asarray, obs)
+
+    def step(self, mask: Array, actions: Any) -> tuple[Any, Array, Array, Array]:
+        """See `shoal.batched`."""
+        assert self.state is not None
+        self.state, out = self.functional.step(self.state, actions, None if mask.all() else mask)
+        obs = jax.tree.map(np.asarray, out.obs)
+        return obs, np.asarray(out.reward), np.asarray(out.terminated), np.asarray(out.truncated)
+
+    def save(self) -> dict[str, Array]:
+        """See `shoal.batched`."""
+        if self.state is None:
+            self.state, _ = self.functional.init(0)
+        saved = self.functional.save(self.state)
+        return {**saved, "rng": np.repeat(saved["rng"], self.num_envs), "unseeded": self._unseeded.copy()}
+
+    def load(self, saved: dict[str, Array], mask: Array) -> None:
+        """See `shoal.batched`."""
+        present = self.save()
+        merged = {name: _rows(mask, saved[name], array) for name, array in present.items()}
+        self._unseeded = merged.pop("unseeded")
+        self.state = self.functional.load({**merged, "rng": merged["rng"][np.argmax(mask)]})
+
+    def close(self) -> None:
+        """Let the device's memory go."""
+        self.state = None
+
+
+def _rows(mask: Array, new: Array, old: Array) -> Array:
+    return np.where(mask.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) -> DeviceEnvs:
+    """The envs of a pool.
+
+    Args:
+        env: a functional env, a class or function that makes one, or a pair (env, params), as `gymnax.make` gives it.
+        env_kwargs: for that class or function; `params`, `max_episode_steps` and `rng` are for BatchedFunctionalEnv.
+    """
+    kwargs = dict(env_kwargs)
+    options = {name: kwargs.pop(name) for name in ("params", "max_episode_steps", "rng") if name in kwargs}
+    if isinstance(env, str):
+        raise BadEnv(f'backend="jax" takes a functional env or a function that makes one, found the id {env!r}')
+    if isinstance(env, type) or (callable(env) and not hasattr(env, "reset") and not hasattr(env, "initial")):
+        env = env(**kwargs)
+    elif kwargs:
+        raise BadEnv(f"env_kwargs are for a class or function that makes the env, found {sorted(kwargs)} for {env!r}")
+    if isinstance(env, tuple) and len(env) == 2:
+        env, options["params"] = env[0], options.get("params", env[1])
+    if isinstance(env, BatchedFunctionalEnv):
+        raise BadEnv("a BatchedFunctionalEnv is a batch already: pass the functional env in it, as its `env`")
+    return DeviceEnvs(BatchedFunctionalEnv(env, num_envs, autoreset="disabled", **options))
