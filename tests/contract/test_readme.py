@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand there."""
+"""The examples of README and docs, run as they stand there. "```python jax" is for where that module is installed."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [ROOT / "README.md", ROOT / "docs" / "wrappers.md"]
-EXAMPLES = [one for text in TEXTS for one in re.findall(r"```python\n(.*?)```", text.read_text(), re.DOTALL)]
+TEXTS = [ROOT / "README.md", ROOT / "docs" / "wrappers.md", ROOT / "docs" / "graph.md"]
+BLOCK = re.compile(r"```python ?(\w*)\n(.*?)```", re.DOTALL)  # (module, example)
+ALL = [found for text in TEXTS for found in BLOCK.findall(text.read_text())]
+TENSORFLOW = ("tensorflow", "tf_agents")  # in tests/tf
+EXAMPLES = [one for module, one in ALL if not module or (module not in TENSORFLOW and find_spec(module))]
+
+
+def run_example(example: str, folder: Path) -> None:
+    """As a script, in an empty folder."""
+    script = folder / "example.py"
+    script.write_text(example)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch with a thread for each core is slow beside other tests
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 3
+    assert len(ALL) >= 12
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_examples_run_as_scripts(example: str, tmp_path: Path) -> None:
     if "stable_baselines3" in example:
         pytest.importorskip("stable_baselines3", reason="this example trains with Stable-Baselines3")
-    script = tmp_path / "example.py"
-    script.write_text(example)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch with a thread for each core is slow beside other tests
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    run_example(example, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -626,3 +627,12 @@ def test_jit_is_jax_jit_to_whoever_uses_it(counting: Any) -> None:
     assert jax.eval_shape(play, handle)[1].shape == (3,)
     assert jit(lambda h: play(h)[1] + 1)(handle).tolist() == [8] * 3
     assert shoal.graph.own_errors is not own_errors
+
+
+def test_the_example_learns() -> None:
+    script = Path(__file__).parents[2] / "examples" / "ingraph_jax.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    returns = [float(found) for found in re.findall(r"mean return ([\d.]+)", done.stdout)]
+    assert returns[0] < 60
+    assert returns[-1] > 150

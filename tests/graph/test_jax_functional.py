@@ -19,7 +19,6 @@ from gymnasium.envs.tabular.cliffwalking import CliffWalkingFunctional
 from gymnax.wrappers.purerl import LogWrapper
 
 from shoal.errors import BadAction, BadCall, BadEnv, CannotSnapshot
-
 from shoal.graph.jax.functional import BatchedFunctionalEnv, EnvState, Step, functional
 
 MODES = ["next_step", "same_step", "disabled"]
@@ -844,7 +843,6 @@ def test_what_does_not_work_is_refused_at_once(env: Any, says: str) -> None:
 
 
 def test_an_env_around_a_functional_one_is_refused_with_a_hint() -> None:
-    func_envs()
     env = gymnasium.make("phys2d/CartPole-v1")
     with pytest.raises(BadEnv, match=r"unwrapped\.func_env"):
         functional(env, 2)
