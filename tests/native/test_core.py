@@ -104,6 +104,7 @@ def test_one_post_rings_a_worker_once(kind: str) -> None:
     rig = Rig(kind, lanes=4, workers=1)
     rig.lanes.post(None, OP_STEP)
     assert rig.block.wait(soon(), 0) is True
+    assert rig.block.run() == 4
     assert rig.block.wait(time.monotonic_ns() + 5_000_000, 0) is False
 
 
