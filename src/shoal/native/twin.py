@@ -215,6 +215,7 @@ class Block:
         """Sleep until rung or asked for something (True), or the deadline (False)."""
         # Whoever reads the mail in the middle of a run takes the rings with it that lie there.
         if len(self._asked()):
+            self._bell.sleep(0)  # this one's own ring
             return True
         self._bell.sleep(_seconds_left(deadline_ns))
         return _seconds_left(deadline_ns) != 0.0
