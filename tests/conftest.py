@@ -68,6 +68,7 @@ def nothing_left_behind(_forkserver: None) -> Iterator[None]:
         return descendants(), set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
 
     processes, threads, descriptors = held()
+    gc.freeze()  # other tests have imported whole frameworks: to look through them takes longer than most tests
     yield
     for _ in range(100):  # the kernel may need a moment to take an ended process off its list
         if descendants() <= processes:

@@ -41,6 +41,7 @@ def forkserver() -> None:
 @pytest.fixture(autouse=True)
 def nothing_stays(request: pytest.FixtureRequest, forkserver: None) -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # other tests have imported whole frameworks: to look through them takes longer than most tests
     RELEASE.clear()
     before = Traces.of_this_process()
     yield
