@@ -268,8 +268,11 @@ class Pool:
         ids = None if env_ids is None else check_ids(env_ids, self.num_envs)
         self._scheduler.send(actions, ids)
 
-    def recv(self, timeout: float | None = None) -> Batch:
+    def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
         """Wait for the next `batch_size` envs that are done.
+
+        Args:
+            min_batch: how many will do when the timeout is over, or when fewer than `batch_size` were sent to.
 
         Raises:
             NothingPending: fewer envs than that were sent to.
@@ -279,12 +282,13 @@ class Pool:
                 for the env to be reset and sent to as well).
             WorkerDied: a worker is gone; the pool is closed (with on_error="restart": its budget is spent).
         """
-        return self.data.batch(self.wait(timeout))
+        return self.data.batch(self.wait(timeout, min_batch))
 
-    def wait(self, timeout: float | None = None) -> Ready:
+    def wait(self, timeout: float | None = None, min_batch: int | None = None) -> Ready:
         """Like recv, but gives the lanes only: for dialects that take just the fields they need from `data`."""
         self._check_usable()
-        return self._scheduler.wait_next(self.batch_size, Deadline.after(timeout))
+        least = None if min_batch is None else whole_number("min_batch", min_batch, 1, self.batch_size)
+        return self._scheduler.wait_next(self.batch_size, Deadline.after(timeout), least)
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
         """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped."""

@@ -86,6 +86,7 @@ class Scheduler:
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
         self._status, self._slot = slab.array("status"), slab.array("slot")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._done_ns = slab.array("done_ns")
         self._lanes.refuse_with(_concurrent)
         self._vigil = Vigil(slab, crew, self._owner, step_timeout)
         self._healer = Healer(slab, crew, data, self._state, self._lanes, policy, on_death)
@@ -247,12 +248,29 @@ class Scheduler:
             return self._whole[slot]
         return self._received(self._all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
 
-    def wait_next(self, need: int, deadline: Deadline) -> Ready:
-        """Wait for the next `need` lanes, by the pool's order."""
+    def wait_next(self, need: int, deadline: Deadline, least: int | None = None) -> Ready:
+        """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done."""
+        if least is not None and least <= self._pending < need:
+            need = self._pending
         wanted = None
         if self._fifo and need < self._count and self._pending >= need:
             wanted = self._in_order(self.pending)[:need]
-        return self._wait(need, wanted, deadline)
+        try:
+            return self._wait(need, wanted, deadline)
+        except StepTimeout:
+            done = self._done_in_order(need)
+            if least is None or len(done) < least or deadline.left != 0.0:
+                raise
+            return self._wait(len(done), done, deadline)
+
+    def _done_in_order(self, most: int) -> Ids:
+        """Lanes that can be received at once, first to last as they would be, at most so many."""
+        pending = self._in_order(self.pending) if self._fifo else self.pending
+        done = (self._state[pending] != 0) & (self._answered[pending] == self._requested[pending])
+        if self._fifo:
+            return pending[: int(np.argmin(done)) if not done.all() else len(pending)][:most]
+        found = pending[done]
+        return found[np.argsort(self._done_ns[found], kind="stable")][:most]
 
     def _in_order(self, ids: Ids) -> Ids:
         """As they were sent, first to last."""

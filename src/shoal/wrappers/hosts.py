@@ -80,9 +80,9 @@ class WrappedPool:
         self._show(actions, env_ids)
         self.pool.send(actions, env_ids)
 
-    def recv(self, timeout: float | None = None) -> Batch:
+    def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
         """As Pool.recv."""
-        return self._transformed(self.pool.recv(timeout))
+        return self._transformed(self.pool.recv(timeout, min_batch))
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
         """As Pool.step."""
