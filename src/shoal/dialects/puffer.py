@@ -1,0 +1,328 @@
+"""PufferLib's vectorization in its own words: `make`, `Serial`, `Multiprocessing`, over any env that Shoal can run.
+
+    from shoal.dialects import puffer
+
+    envs = puffer.make(make_env, num_envs=256, num_workers=8, batch_size=128, backend=puffer.Multiprocessing)
+    envs.async_reset(seed=0)
+    while training:
+        obs, rewards, terminals, truncations, infos, env_ids, masks = envs.recv()
+        envs.send(policy(obs))                     # for the envs that were received last
+
+Workers sleep when there is nothing to do, a dead one is named, truncations stay truncations, and each env has its own
+seed. Envs with several agents are still to come.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.adapters.gymnasium import as_env_fns
+from shoal.adapters.modern import modern
+from shoal.cores import usable_cores
+from shoal.errors import BadEnv, NothingPending
+from shoal.pool import Pool, refuse_unknown_options
+
+__all__ = ["Multiprocessing", "Reset", "Serial", "make"]
+
+Array = npt.NDArray[Any]
+Received = tuple[Any, Array, Array, Array, list[dict[str, Any]], Array, Array]
+
+
+class Reset(tuple[Any, list[dict[str, Any]]]):
+    """What `reset` returns: (observations, infos); as an array, it is the observations."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self[0], dtype=dtype, copy=bool(copy) or None)
+
+
+class _Vectorized:
+    """A pool with PufferLib's methods and attributes.
+
+    Attributes:
+        pool: the pool.
+        num_agents: rows of all envs together.
+        agents_per_batch: rows of what `recv` returns.
+        single_observation_space, single_action_space: of one row.
+        observation_space, action_space: of a batch.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], seed: int | None, pool_options: dict[str, Any]):
+        refuse_unknown_options(pool_options)
+        self._first_env_fn = env_fns[0]
+        self._driver: Any = None
+        self._seed = seed
+        self._last_ids: Array | None = None  # of the envs that were received, and not yet sent to
+        pool_options.setdefault("check_actions", "discrete")
+        self.pool = Pool(list(env_fns), **pool_options)
+        self.num_envs = self.num_environments = self.num_agents = self.pool.num_envs
+        self.agents_per_batch = self.pool.batch_size
+        self.num_workers = self.pool.plan.num_workers
+
+    # ---- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def driver_env(self) -> Any:
+        """An env to look at, made in this process when it is first asked for."""
+        if self._driver is None:
+            self._driver = modern(self._first_env_fn())
+        return self._driver
+
+    @property
+    def single_observation_space(self) -> Space[Any]:
+        """Of one row."""
+        return self.pool.single_observation_space
+
+    @property
+    def single_action_space(self) -> Space[Any]:
+        """Of one row."""
+        return self.pool.single_action_space
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Of all rows."""
+        return self.pool.observation_space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of all rows."""
+        return self.pool.action_space
+
+    # ---- stepping ----------------------------------------------------------------------------------------------
+
+    def seed(self, seed: int) -> None:
+        """For the next reset: env i gets `seed + i`."""
+        self._seed = seed
+
+    def async_reset(self, seed: int | None = None) -> None:
+        """Start a reset of all envs; their observations come with `recv`."""
+        if seed is not None:
+            self._seed = seed
+        self._last_ids = None
+        self.pool.async_reset(seed=self._seed)
+        self._seed = None
+
+    def recv(self, timeout: float | None = None) -> Received:
+        """The next batch: observations, rewards, terminals, truncations, infos, env ids, masks."""
+        batch = self.pool.recv(timeout)
+        self._last_ids = batch.env_id
+        infos = [dict(info) for _, info in sorted(batch.info.items())]
+        return batch.obs, batch.reward, batch.terminated, batch.truncated, infos, batch.env_id, batch.mask
+
+    def send(self, actions: Any) -> None:
+        """Step the envs that were received last."""
+        if self._last_ids is None:
+            raise NothingPending("send is for the envs that recv has returned last: call recv first")
+        self.pool.send(actions, self._last_ids)
+        self._last_ids = None
+
+    def reset(self, seed: int | None = None) -> Reset:
+        """Reset all envs: the observations of the first batch, and its infos."""
+        self.async_reset(seed)
+        observations, _, _, _, infos, _, _ = self.recv()
+        return Reset((observations, infos))
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, list[dict[str, Any]]]:
+        """Step the envs that were received last, and receive the next batch."""
+        self.send(actions)
+        return self.recv()[:5]
+
+    def notify(self) -> None:
+        """Nothing to do: workers hear of everything by themselves."""
+
+    def close(self) -> None:
+        """Close all envs."""
+        if self._driver is not None and hasattr(self._driver, "close"):
+            self._driver.close()
+        self._driver = None
+        self.pool.close()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class Serial(_Vectorized):
+    """All envs in this thread, one after the other.
+
+    Args:
+        env_creators: a function, class or Gymnasium id, or a list of such.
+        env_args, env_kwargs: for each call of it; a list gives each env its own.
+        num_envs: how many.
+        seed: of the first reset; env i gets `seed + i`.
+        **pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(
+        self,
+        env_creators: Any = None,
+        env_args: Any = None,
+        env_kwargs: Any = None,
+        num_envs: int | None = None,
+        seed: int | None = None,
+        *,
+        env_creator: Any = None,
+        **pool_options: Any,
+    ):
+        creators = env_creators if env_creator is None else env_creator
+        super().__init__(
+            _env_fns(creators, env_args, env_kwargs, num_envs), seed, {"backend": "serial", **pool_options}
+        )
+
+
+class Multiprocessing(_Vectorized):
+    """Envs in worker processes, several in each.
+
+    Args:
+        env_creators, env_args, env_kwargs, num_envs, seed: as for Serial.
+        num_workers: worker processes; by default the cores that this process may use.
+        envs_per_worker: in place of num_workers, or of num_envs.
+        batch_size: envs that `recv` waits for; all by default.
+        zero_copy: give views of the shared memory, valid for one more send of their envs; False gives copies.
+        sync_traj: receive the envs strictly in turn, rather than those that are done first.
+        overwork: allow more workers than cores.
+        **pool_options: as for `shoal.Pool`.
+    """
+
+    def __init__(
+        self,
+        env_creators: Any = None,
+        env_args: Any = None,
+        env_kwargs: Any = None,
+        num_envs: int | None = None,
+        num_workers: int | None = None,
+        batch_size: int | None = None,
+        zero_copy: bool = True,
+        sync_traj: bool = False,
+        overwork: bool = False,
+        seed: int | None = None,
+        *,
+        env_creator: Any = None,
+        envs_per_worker: int | None = None,
+        **pool_options: Any,
+    ):
+        creators = env_creators if env_creator is None else env_creator
+        if envs_per_worker is not None:
+            num_envs, num_workers = _from_envs_per_worker(num_envs, num_workers, envs_per_worker)
+        env_fns = _env_fns(creators, env_args, env_kwargs, num_envs)
+        _check_workers(num_workers, len(env_fns), overwork)
+        super().__init__(
+            env_fns,
+            seed,
+            {
+                "backend": "processes", "num_workers": num_workers, "batch_size": batch_size, "copy": not zero_copy,
+                "order": "fifo" if sync_traj else "ready", **pool_options,
+            },
+        )  # fmt: skip
+
+
+def make(
+    env_creator_or_creators: Any,
+    env_args: Any = None,
+    env_kwargs: Any = None,
+    backend: Any = None,
+    num_envs: int | None = None,
+    num_workers: int | None = None,
+    envs_per_worker: int | None = None,
+    seed: int | None = None,
+    **options: Any,
+) -> Any:
+    """Vectorize an env as PufferLib does.
+
+    Args:
+        env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of such.
+        backend: Serial, Multiprocessing, or their names; None: Multiprocessing where several workers are asked for, and
+            else what Shoal finds to be fastest.
+        **options: those of the backend, and of `shoal.Pool`.
+    """
+    if isinstance(backend, str):
+        named = {"serial": Serial, "multiprocessing": Multiprocessing}
+        if backend.lower() not in named:
+            raise ValueError(f"backend: expected Serial or Multiprocessing, found {backend!r}")
+        backend = named[backend.lower()]
+    if backend is Serial:
+        return Serial(env_creator_or_creators, env_args, env_kwargs, num_envs, seed, **options)
+    if backend is None and num_workers is None and envs_per_worker is None:
+        options.setdefault("backend", "auto")
+    elif backend not in (None, Multiprocessing):
+        raise ValueError(f"backend: expected Serial or Multiprocessing, found {backend!r}")
+    return Multiprocessing(
+        env_creator_or_creators, env_args, env_kwargs, num_envs, num_workers, seed=seed,
+        envs_per_worker=envs_per_worker, **options,
+    )  # fmt: skip
+
+
+def _env_fns(creators: Any, env_args: Any, env_kwargs: Any, num_envs: int | None) -> list[Callable[[], Any]]:
+    if creators is None:
+        raise BadEnv("expected a function, class or id that makes an env, found None")
+    if isinstance(creators, Sequence) and not isinstance(creators, str):
+        count = len(creators) if num_envs is None else num_envs
+        if len(creators) != count:
+            raise BadEnv(f"num_envs is {num_envs}, and {len(creators)} env creators were given: leave num_envs out")
+    else:
+        count = 1 if num_envs is None else num_envs
+        creators = [creators] * count
+    args = _one_each("env_args", env_args, count, (list, tuple), [])
+    kwargs = _one_each("env_kwargs", env_kwargs, count, (Mapping,), {})
+    found = []
+    for creator, own_args, own_kwargs in zip(creators, args, kwargs, strict=True):
+        (make_one,) = as_env_fns(creator, 1, own_kwargs)
+        if own_args and not callable(creator):
+            raise BadEnv(f"env_args are for a function or class that makes an env, found {creator!r}")
+        found.append(_WithArgs(creator, tuple(own_args), dict(own_kwargs)) if own_args else make_one)
+    return found
+
+
+def _one_each(name: str, given: Any, count: int, kinds: tuple[type, ...], default: Any) -> list[Any]:
+    """One value for each env: a list of values that are each of these kinds, or one value for all."""
+    if given is None:
+        return [default] * count
+    if isinstance(given, list | tuple) and given and all(isinstance(one, kinds) for one in given):
+        if len(given) != count:
+            raise BadEnv(f"{name}: expected {count}, one for each env, found {len(given)}")
+        return list(given)
+    if isinstance(given, kinds):
+        return [given] * count
+    raise BadEnv(f"{name}: expected one for all envs, or a list with one for each, found {given!r:.100}")
+
+
+class _WithArgs:
+    """Makes an env with positional arguments."""
+
+    def __init__(self, creator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
+        self.creator, self.args, self.kwargs = creator, args, kwargs
+
+    def __call__(self) -> Any:
+        return self.creator(*self.args, **self.kwargs)
+
+
+def _from_envs_per_worker(num_envs: int | None, num_workers: int | None, each: int) -> tuple[int, int]:
+    if num_envs is None and num_workers is None:
+        raise ValueError("envs_per_worker: give num_envs or num_workers as well")
+    if num_envs is None:
+        assert num_workers is not None
+        return each * num_workers, num_workers
+    if num_workers is None:
+        return num_envs, -(-num_envs // each)
+    if each * num_workers != num_envs:
+        raise ValueError(
+            f"num_envs is {num_envs}, and {num_workers} workers with {each} envs each make {each * num_workers}: "
+            "leave one of the three out"
+        )
+    return num_envs, num_workers
+
+
+def _check_workers(num_workers: int | None, num_envs: int, overwork: bool) -> None:
+    if num_workers is not None and num_workers > usable_cores() and not overwork and num_envs >= num_workers:
+        warnings.warn(
+            f"{num_workers} workers share {usable_cores()} cores; that pays where envs wait for something "
+            "(overwork=True says that you know)",
+            stacklevel=4,
+        )
