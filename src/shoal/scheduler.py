@@ -268,9 +268,10 @@ class Scheduler:
         pending = self._in_order(self.pending) if self._fifo else self.pending
         done = (self._state[pending] != 0) & (self._answered[pending] == self._requested[pending])
         if self._fifo:
-            return pending[: int(np.argmin(done)) if not done.all() else len(pending)][:most]
-        found = pending[done]
-        return found[np.argsort(self._done_ns[found], kind="stable")][:most]
+            ahead = len(pending) if done.all() else int(np.argmin(done))
+            return pending[: min(ahead, most)]
+        found: Ids = pending[done]
+        return found[np.argsort(self._done_ns[found], kind="stable")[:most]]
 
     def _in_order(self, ids: Ids) -> Ids:
         """As they were sent, first to last."""

@@ -18,7 +18,7 @@ from shoal.errors import BadEnv
 from shoal.frames import Ready
 from shoal.pool import Pool, refuse_unknown_options
 
-__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepPool"]
+__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepPool", "spec_of"]
 
 Array = npt.NDArray[Any]
 MakeSpec = Callable[[Any, Any, Any, Any, str], Any]  # (shape, type, minimum, maximum, name) -> a library's own spec
@@ -48,6 +48,7 @@ class TimeStepPool:
     Args:
         env, num_envs: as for `shoal.Pool`.
         make_spec: makes a spec of the library's own.
+        partial: whether a TimeStep may have rows of some envs only.
         **pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
 
     Attributes:
@@ -55,14 +56,21 @@ class TimeStepPool:
         infos: of the last answer, as far as they are not empty, by env.
     """
 
-    def __init__(self, env: Any, num_envs: int | None, make_spec: MakeSpec, pool_options: dict[str, Any]):
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int | None,
+        make_spec: MakeSpec,
+        pool_options: dict[str, Any],
+        partial: bool = False,
+    ):
         refuse_unknown_options(pool_options)
         if pool_options.setdefault("autoreset", "next_step") != "next_step":
             raise ValueError(
                 'autoreset: TimeSteps know only "next_step": the last step of an episode is followed by the first of '
                 "the next"
             )
-        if pool_options.get("batch_size") not in (None, num_envs):
+        if not partial and pool_options.get("batch_size") not in (None, num_envs):
             raise ValueError(
                 "batch_size: a TimeStep has a row for each env; for the first that are ready use shoal.Pool"
             )
@@ -94,8 +102,8 @@ class TimeStepPool:
             if specs is not None and specs != own[0]:
                 raise ValueError(f"env {env_id} has the specs {specs}, and the first has {own[0]}: they must be equal")
         derived = Specs(
-            _spec_of(self.pool.single_observation_space, make_spec, "observation"),
-            _spec_of(self.pool.single_action_space, make_spec, "action"),
+            spec_of(self.pool.single_observation_space, make_spec, "observation"),
+            spec_of(self.pool.single_action_space, make_spec, "action"),
             make_spec((), np.float32, None, None, "reward"),
             make_spec((), np.float32, 0.0, 1.0, "discount"),
         )
@@ -133,7 +141,7 @@ class TimeStepPool:
         self.infos = ready.infos
         for env_id, info in ready.infos.items():
             if "discount" in info:
-                discount[env_id] = info["discount"]
+                discount[ready.ids == env_id] = info["discount"]
         return Parts(step_type, reward.astype(self._reward_type, copy=False), discount, self._restored(obs))
 
     def _restored(self, obs: Any) -> Any:
@@ -163,12 +171,12 @@ def _translated(leaf: Any, make_spec: MakeSpec) -> Any:
     return make_spec(tuple(leaf.shape), np.dtype(leaf.dtype), low, high, getattr(leaf, "name", None) or "")
 
 
-def _spec_of(space: Space[Any], make_spec: MakeSpec, name: str) -> Any:
+def spec_of(space: Space[Any], make_spec: MakeSpec, name: str) -> Any:
     """The spec of a Gymnasium space."""
     if isinstance(space, spaces.Dict):
-        return {key: _spec_of(part, make_spec, str(key)) for key, part in space.spaces.items()}
+        return {key: spec_of(part, make_spec, str(key)) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_spec_of(part, make_spec, f"{name}_{i}") for i, part in enumerate(space.spaces))
+        return tuple(spec_of(part, make_spec, f"{name}_{i}") for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Box):
         return make_spec(space.shape, space.dtype, space.low, space.high, name)
     if isinstance(space, spaces.Discrete):

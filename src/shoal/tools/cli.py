@@ -104,9 +104,7 @@ def _bench(options: argparse.Namespace) -> int:
     numbers = list(dict.fromkeys(options.num_envs))
     if options.batch_size and options.batch_size > min(numbers):
         raise UsageError(f"a batch of {options.batch_size} is more than {min(numbers)} envs")
-    if ":" in options.env and os.getcwd() not in sys.path:
-        # An installed command does not look for modules where it is called; its user expects it.
-        sys.path.insert(0, os.getcwd())
+    _look_here(options.env)
     probed = work.probe(options.env)
     cores = usable_cores()
     field = [
@@ -148,10 +146,64 @@ def _doctor(options: argparse.Namespace) -> int:
     return 0
 
 
+def _record_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("env", metavar="ENV", help="a Gymnasium id, or module:callable that returns an env")
+    add("out", type=Path, metavar="OUT.mp4", help="the video")
+    add("-n", "--num-envs", type=_count, default=16, metavar="N", help="how many (default: 16)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=_count, default=500, metavar="N", help="of each env (default: 500)")
+    length.add_argument("--episodes", type=_count, metavar="N", help="until so many have ended, of all envs together")
+    add("--seed", type=_seed, default=0, metavar="N", help="of the envs and of random actions (default: 0)")
+    add("--fps", type=_rate, metavar="N", help="frames per second (default: as the envs say, or 30)")
+    add("--width", type=_count, metavar="PIXELS", help="shrink the pictures until the video is no wider")
+    add("--policy", metavar="MODULE:FUNCTION", help="from a batch of observations to a batch of actions "
+        "(default: random actions)")  # fmt: skip
+    add("--backend", choices=BACKENDS, default="auto", metavar="NAME", help=f"one of {', '.join(BACKENDS)}")
+
+
+def _record(options: argparse.Namespace) -> int:
+    from shoal.tools import record
+
+    _look_here(options.env, options.policy or "")
+    take = record.Take(
+        options.env, options.out, options.num_envs, options.steps, options.episodes, options.seed, options.fps,
+        options.width, options.policy, options.backend,
+    )  # fmt: skip
+    with progress(take.goal) as notify:
+        recorded = record.record(take, notify)
+    print(recorded)
+    if recorded.interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+def _look_here(*names: str) -> None:
+    """An installed command does not look for modules where it is called; its user expects it."""
+    if any(":" in name for name in names) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
     return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2**31 - 1, not {text!r}")
+    return int(text)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 < rate <= 1000:
+        raise argparse.ArgumentTypeError(f"must be frames per second between 0 and 1000, not {text!r}")
+    return rate
 
 
 def _seconds(text: str) -> float:
@@ -166,6 +218,7 @@ def _seconds(text: str) -> float:
 
 COMMANDS = {
     "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
+    "record": Command("make a video of a batch of envs, side by side", _record_arguments, _record),
     "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from shoal.wrappers.base import Bound, Rows, Transform
 from shoal.wrappers.frame_stack import FrameStack
 from shoal.wrappers.hosts import WrappedPool, WrappedVectorEnv, wrap
+from shoal.wrappers.loggers import EpisodeLogger, TensorBoardLogger, WandbLogger
 from shoal.wrappers.monitor import Monitor, MonitorEpisodes
 from shoal.wrappers.nan import CheckNan
 from shoal.wrappers.normalize import Normalize
@@ -16,6 +17,7 @@ from shoal.wrappers.running import RunningMeanStd
 from shoal.wrappers.video import RecordVideo
 
 __all__ = [
-    "Bound", "CheckNan", "ExtractDictObs", "FrameStack", "Monitor", "MonitorEpisodes", "Normalize", "RecordVideo",
-    "Rows", "RunningMeanStd", "Transform", "TransposeImage", "WrappedPool", "WrappedVectorEnv", "wrap",
+    "Bound", "CheckNan", "EpisodeLogger", "ExtractDictObs", "FrameStack", "Monitor", "MonitorEpisodes", "Normalize",
+    "RecordVideo", "Rows", "RunningMeanStd", "TensorBoardLogger", "Transform", "TransposeImage", "WandbLogger",
+    "WrappedPool", "WrappedVectorEnv", "wrap",
 ]  # fmt: skip
