@@ -194,10 +194,7 @@ def restarting(host: str, mode: str) -> Any:
     "mode",
     [
         "next_step",
-        pytest.param(
-            "same_step",
-            marks=pytest.mark.xfail(strict=True, reason="hosts show transforms the last info, which is without it"),
-        ),
+        "same_step",
         "disabled",
     ],
 )

@@ -242,7 +242,7 @@ def test_stable_baselines_reads_the_files(tmp_path: Path) -> None:
             pool.step(np.zeros((2, 2), np.float32))
     frame = results.load_results(str(tmp_path))
     assert len(frame) == 3 + many.episode_count
-    assert sorted(frame["l"]) == sorted(frame["score"]) == sorted([*one.get_episode_lengths(), *many.lengths])
+    assert sorted(frame["l"]) == sorted(frame["score"]) == sorted([*one.get_episode_lengths(), *many.last_lengths])
 
 
 @pytest.mark.parametrize("keywords", [(), ("score",)])

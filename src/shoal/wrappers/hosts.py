@@ -14,6 +14,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 
 from shoal.batch import Batch
 from shoal.checks import Ids, check_ids
+from shoal.messages import RESTART_INFO
 from shoal.pool import Pool
 from shoal.wrappers.base import Bound, Rows, Transform, added_infos, bind_all, put_rows, take_rows
 
@@ -118,7 +119,7 @@ class WrappedPool:
         row_of = {env_id: row for row, env_id in enumerate(batch.env_id.tolist())} if batch.info else {}
         finals = {row_of[env_id]: final for env_id, final in batch.final_obs.items()}
         # Where an episode has ended, its own info counts, not that of the next one's reset.
-        shown = {row_of[env_id]: info.get("final_info", info) for env_id, info in batch.info.items()}
+        shown = {row_of[env_id]: _last_info(info) for env_id, info in batch.info.items()}
         rows = Rows(
             batch.env_id, len(batch.env_id) == self.pool.num_envs, batch.obs, batch.reward, batch.terminated,
             batch.truncated, batch.began, finals, {row: dict(info) for row, info in shown.items()},
@@ -236,14 +237,22 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
             self.env.close(**options)
 
 
+def _last_info(info: dict[str, Any]) -> dict[str, Any]:
+    """That of the step that ended an episode, with the word of a restart, which comes with its successor's first."""
+    if "final_info" not in info or RESTART_INFO not in info:
+        return info.get("final_info", info)  # type: ignore[no-any-return]
+    return {**info["final_info"], RESTART_INFO: info[RESTART_INFO]}
+
+
 def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
     """One env's own info from Gymnasium's arrays; under same-step, that of the step that ended its episode."""
+    own: dict[str, Any] = {}
     if "final_info" in infos and infos.get("_final_info", [False] * (row + 1))[row]:
+        if RESTART_INFO in infos and infos[f"_{RESTART_INFO}"][row]:  # its last words come with its successor's first
+            own[RESTART_INFO] = _row_of(infos[RESTART_INFO], row)
         infos = infos["final_info"]
         if not isinstance(infos, dict):
-            found: dict[str, Any] = dict(infos[row] or {})
-            return found
-    own: dict[str, Any] = {}
+            return {**own, **(infos[row] or {})}
     for key, values in infos.items():
         if key.startswith("_") or key == "final_obs":
             continue
