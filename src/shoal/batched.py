@@ -15,11 +15,12 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal import native
+from shoal.errors import BadObservation
 from shoal.messages import NO_SEED, STATUS_ERROR, STATUS_FINAL, STATUS_NOTE, Note, Reply, StepperConfig
 from shoal.native import twin
 from shoal.remote import pack_error
 from shoal.slab import FRAME_FIELDS, Slab
-from shoal.spaces import Kind, assemble, flatten, get_path
+from shoal.spaces import assemble, flatten, get_path
 from shoal.state import EnvState
 
 __all__ = ["BatchedEnv", "BatchedStepper"]
@@ -69,7 +70,7 @@ class BatchedStepper:
     ):
         self._env, self._start, self._count, self._post = env, start, env.num_envs, post
         self._mine = slice(start, start + env.num_envs)
-        self._mode = config.autoreset
+        self._mode, self._check_nan = config.autoreset, config.check_nan
         self._space, self._action_space = config.observation_space, config.action_space
         self._leaves = flatten(config.observation_space)
         self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
@@ -130,6 +131,8 @@ class BatchedStepper:
         obs, *results = self._env.step(self._mask(lanes), assemble(self._action_space, values))
         rows = lanes - self._start
         reward, terminated, truncated = (np.asarray(result)[rows] for result in results)
+        if self._check_nan:
+            self._refuse_nan("its reward", lanes, reward)
         self._run_return[lanes] += reward
         self._run_length[lanes] += 1
         at = self._slot[lanes], lanes
@@ -153,7 +156,16 @@ class BatchedStepper:
 
     def _write(self, targets: Sequence[Any], lanes: Array, obs: Any) -> None:
         for leaf, target in zip(self._leaves, targets, strict=True):
-            target[self._slot[lanes], lanes] = np.asarray(get_path(obs, leaf.path))[lanes - self._start]
+            values = np.asarray(get_path(obs, leaf.path))[lanes - self._start]
+            if self._check_nan and values.dtype.kind == "f":
+                self._refuse_nan(f"observation{leaf.name}", lanes, values)
+            target[self._slot[lanes], lanes] = values
+
+    @staticmethod
+    def _refuse_nan(what: str, lanes: Array, values: Array) -> None:
+        bad = np.isnan(values).reshape(len(lanes), -1).any(axis=1)
+        if bad.any():
+            raise BadObservation(f"env {lanes[np.argmax(bad)]}: {what} is nan, and check_nan was asked for")
 
     def _fail(self, lanes: Array, error: Exception) -> None:
         """What goes wrong in a batch goes wrong for all that were asked."""
@@ -220,8 +232,3 @@ class BatchedStepper:
         except Exception as error:
             values = [pack_error(error, during)] * len(lanes)
         self._post(Reply(ticket, values))
-
-
-def arrays_only(space: Space[Any]) -> bool:
-    """Whether a batch of this space is nothing but arrays."""
-    return all(leaf.kind is Kind.ARRAY for leaf in flatten(space))

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal import native
-from shoal.errors import BadAction, BadObservation
+from shoal.errors import BadAction, BadEnv, BadObservation
 
-__all__ = ["Kind", "Leaf", "assemble", "flatten", "get_path", "read_actions", "write_observation"]
+__all__ = ["Kind", "Leaf", "array_leaves", "assemble", "flatten", "get_path", "read_actions", "write_observation"]
 
 Array = npt.NDArray[Any]
 Path = tuple[Any, ...]
@@ -98,6 +98,26 @@ def _array_leaf(
     # Not ascontiguousarray, which gives a number an axis.
     bounds = [np.array(np.broadcast_to(np.asarray(b, dtype), shape), order="C") for b in (low, high)]
     return Leaf(path, Kind.ARRAY, tuple(shape), dtype, discrete, scalar, *bounds)
+
+
+def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
+    """The leaves of a space that must be nothing but arrays.
+
+    Args:
+        what: "observation" or "action".
+        where: what cannot hold anything else, such as "a graph".
+
+    Raises:
+        BadEnv: naming the first that is no array.
+    """
+    leaves = flatten(space)
+    for leaf in leaves:
+        if leaf.kind is not Kind.ARRAY:
+            raise BadEnv(
+                f"{where} holds numbers, and the {what} space{leaf.name} is a {leaf.kind.value} in {space}: leave it "
+                "out by a wrapper around the env"
+            )
+    return leaves
 
 
 def assemble(space: Space[Any], values: Sequence[Any]) -> Any:

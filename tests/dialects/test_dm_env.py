@@ -14,6 +14,7 @@ from dm_env import specs
 
 import shoal
 from envs import CountEnv, SpaceEnv
+from faults.kit import DeedEnv
 from shoal import Pool
 
 
@@ -195,3 +196,60 @@ def test_missing_dm_env_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "shoal.dialects.dm_env", raising=False)
     with pytest.raises(ImportError, match=r'pip install "shoal\[dm_env\]"'):
         shoal.make(Catch, 2, api="dm_env")
+
+
+class BoolEnv(dm_env.Environment):  # type: ignore[misc]
+    """Takes a mask, or one flag, and shows what it chose."""
+
+    def __init__(self, shape: tuple[int, ...] = (3,)):
+        self.shape = shape
+        self.seed = 4  # no method: some envs have it as an attribute
+
+    def observation_spec(self) -> Any:
+        return specs.Array((3,), np.float32, "chosen")
+
+    def action_spec(self) -> Any:
+        return specs.BoundedArray(self.shape, bool, False, True, "mask")
+
+    def reset(self) -> Any:
+        return dm_env.restart(np.zeros(3, np.float32))
+
+    def step(self, action: Any) -> Any:
+        assert action.dtype == np.bool_
+        chosen = np.zeros(3, np.float32)
+        chosen[action] = 1
+        return dm_env.transition(0.0, chosen)
+
+
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_flags_are_actions_too(shape: tuple[int, ...]) -> None:
+    with shoal.make(functools.partial(BoolEnv, shape), 2, api="dm_env", backend="serial") as env:
+        env.reset(seed=0)
+        action = np.array([[True, False, True], [False, True, False]]) if shape else np.array([True, False])
+        step = env.step(action)
+        assert step.observation.tolist() == (action.astype(float).tolist() if shape else [[1, 1, 1], [0, 0, 0]])
+
+
+def test_a_discount_in_a_gymnasium_info_is_only_an_info() -> None:
+    class Shop(CountEnv):
+        def step(self, action: Any) -> Any:
+            *rest, _ = super().step(action)
+            return (*rest, {"discount": "10%"})
+
+    with shoal.make(functools.partial(Shop, length=1), 2, api="dm_env", backend="serial") as env:
+        env.reset()
+        assert env.step(np.zeros(2, int)).discount.tolist() == [0, 0]
+        assert env.infos[0] == {"discount": "10%"}
+
+
+def test_batch_sizes_and_failed_resets() -> None:
+    with shoal.make(makers(2), api="dm_env", backend="serial", batch_size=2) as env:
+        assert env.reset().first().all()
+    with pytest.raises(ValueError, match="a row for each env"):
+        shoal.make(makers(2), api="dm_env", backend="serial", batch_size=1)
+    with shoal.make(DeedEnv, 2, api="dm_env", backend="serial") as env:
+        env.pool.set_attr("deeds", {"reset": "raise"}, env_ids=[1])
+        with pytest.raises(ValueError, match="bad joint"):
+            env.reset()
+        env.pool.set_attr("deeds", {}, env_ids=[1])
+        assert env.step(np.zeros(2, int)).first().all()  # nobody had reset it yet

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import gymnasium
@@ -33,6 +35,12 @@ def test_wrappers_are_refused_rather_than_stepped_past() -> None:
     with pytest.raises(shoal.errors.BadEnv, match="has wrappers"):
         Host(gymnasium.wrappers.vector.NormalizeReward(envs))
     envs.close()
+    inner = shoal.make(CountEnv, 2, backend="serial")
+    passing_on = type("PassingOn", (), {"__getattr__": lambda self, name: getattr(inner, name)})()
+    assert passing_on.pool is inner.pool
+    with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool"):
+        Host(passing_on)
+    inner.close()
     for nothing in (None, 3, CountEnv(), "CartPole-v1"):
         with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool or a vector env"):
             Host(nothing)
@@ -92,3 +100,13 @@ def test_errors_that_nobody_asks_for_are_not_collected_for_ever() -> None:
             with pytest.raises(RuntimeError, match="must be reset"):
                 host.step(np.zeros(2, np.int64))
         assert len(module._kept) <= module._KEPT
+
+
+def test_errors_do_not_keep_the_envs() -> None:
+    pool = shoal.Pool(CountEnv, 2, backend="serial")
+    with pytest.raises(RuntimeError, match="must be reset"):
+        Host(pool).step(np.zeros(2, np.int64))
+    kept = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert kept() is None

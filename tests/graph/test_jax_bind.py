@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -393,9 +396,11 @@ def test_no_gradient_goes_through_the_envs(ordered: bool) -> None:
         assert value == 3 * (4 + 2 * 4) + 4 * 3 * 2
         assert gradient == 3 * 4  # of `weight * reward`, with rewards as they are
 
+        bindings = []
+
         def once(weight: Any) -> Any:
-            handle, _, _, step = bind(pool, ordered=ordered)
-            return step(handle, jnp.full((2, 2), weight))[1].reward
+            bindings.append(bind(pool, ordered=ordered))  # a handle is for one call
+            return bindings[-1].step(bindings[-1].handle, jnp.full((2, 2), weight))[1].reward
 
         assert jit(jax.grad(lambda weight: once(weight).sum()))(1.0) == 0
         assert jax.grad(lambda weight: once(weight).sum())(1.0) == 0
@@ -627,6 +632,46 @@ def test_jit_is_jax_jit_to_whoever_uses_it(counting: Any) -> None:
     assert jax.eval_shape(play, handle)[1].shape == (3,)
     assert jit(lambda h: play(h)[1] + 1)(handle).tolist() == [8] * 3
     assert shoal.graph.own_errors is not own_errors
+
+
+@pytest.mark.parametrize("seed", [3, np.int64(2**32 + 5), 2**62, [7, None, 2**40], np.array([1, 2, 2**33])])
+def test_seeds_of_any_size_reach_the_envs(counting: Any, seed: Any) -> None:
+    pool, binding = counting
+    expected = pool.reset(seed=seed.tolist() if isinstance(seed, np.ndarray) else seed).obs.tolist()
+    _, obs = binding.reset(binding.handle, seed=seed)
+    for row, (found, given) in enumerate(zip(obs.tolist(), expected, strict=True)):
+        if not (isinstance(seed, list) and seed[row] is None):
+            assert found[0] == np.asarray(given[0]).astype(np.int32)
+            assert found[1:] == [0, 0]
+    _, obs = jit(binding.reset)(binding.handle, jnp.array([4, 5, 6]), jnp.array([0, 1, 2]))
+    assert obs[:, 0].tolist() == [4, 5, 6]
+    _, obs = binding.reset(binding.handle, env_id=1, seed=9)
+    assert obs.tolist() == [[10, 0, 0]]
+    with pytest.raises(shoal.errors.BadCall, match="seed"):
+        binding.reset(binding.handle, seed=-1)
+
+
+def test_a_refused_handle_stays_refused() -> None:
+    with shoal.Pool(CountEnv, 2, backend="serial") as pool:
+        pool.reset(seed=0)
+        first, _, _, step = bind(pool)
+        handle, _ = jit(step)(first, jnp.zeros(2, int))
+        for _ in range(3):
+            with pytest.raises(shoal.errors.BadCall, match="handle"):
+                jit(step)(first, jnp.zeros(2, int))
+        assert jit(step)(handle, jnp.zeros(2, int))[1].reward.tolist() == [2, 2]
+
+
+def test_a_pool_is_collected_when_its_functions_are_gone(ordered: bool) -> None:
+    pool = shoal.Pool(CountEnv, 2, backend="serial")
+    handle, _, _, step = bind(pool, ordered=ordered)
+    pool.reset(seed=0)
+    play = jit(functools.partial(step, actions=jnp.zeros(2, int)))
+    play(handle)
+    kept = weakref.ref(pool)
+    del pool, step, play, handle, _
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_example_learns() -> None:

@@ -262,7 +262,8 @@ def test_a_rollout_is_a_loop_of_steps(mode: str, policy: Any, resets: str) -> No
         moved = moved + ~stood
         ended = ended + ((answer.terminated | answer.truncated) & ~stood)
         rewards = rewards + answer.reward
-    assert same(end, state)
+    assert same(end, state._replace(rollouts=end.rollouts))
+    assert end.rollouts.tolist() == [1] * n
     assert same(kept.summary, (rewards, ended, moved))
     for collect in (False, ("truncated", "action")):
         other, some = envs.rollout(start, policy, steps, policy_params=2, key=key, collect=collect, unroll=3)

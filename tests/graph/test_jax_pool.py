@@ -229,3 +229,45 @@ def test_an_error_while_tracing_says_where_it_comes_from() -> None:
 
     with pytest.raises(shoal.errors.BadEnv, match=r"Broken's step cannot be traced.*no such joint"):
         Pool(Broken(), 2, backend="jax")
+
+
+def test_nan_is_refused_where_asked() -> None:
+    class Bad(Counting):
+        def step(self, key: Any, state: State, action: Any) -> Any:
+            obs, state, reward, done, info = super().step(key, state, action)
+            return jnp.where(action == 1, jnp.nan, obs), state, jnp.where(action == 2, jnp.nan, reward), done, info
+
+    with Pool(Bad(), 3, backend="jax", check_nan=True) as pool:
+        pool.reset(seed=0)
+        pool.step([0, 0, 0])
+        with pytest.raises(shoal.errors.BadObservation, match="env 1: observation is nan"):
+            pool.step([0, 1, 0])
+        pool.reset(seed=0)
+        with pytest.raises(shoal.errors.BadObservation, match="env 2: its reward is nan"):
+            pool.step([0, 0, 2])
+
+
+def test_observations_have_the_wider_type_of_reset_and_step() -> None:
+    class Widens(Counting):
+        def observation_space(self) -> Any:
+            return gymnasium.spaces.Box(0, 1000, (2,), np.int32)
+
+        def reset(self, key: Any) -> Any:
+            obs, state = super().reset(key)
+            return obs.astype(jnp.int32), state
+
+        def look(self, state: State) -> Any:
+            return super().look(state) + 0.5
+
+    with Pool(Widens(), 2, backend="jax") as pool:
+        pool.reset(seed=0)
+        assert pool.step([0, 0]).obs[:, 1].tolist() == [1.5, 1.5]
+
+
+def test_rollouts_without_autoreset_draw_new_actions_each_time() -> None:
+    envs = BatchedFunctionalEnv(Counting(2), 4, autoreset="disabled")
+    state, _ = envs.init(0)
+    state, _ = envs.rollout(state, None, 5)  # all episodes are over by now
+    state, first = envs.rollout(state, None, 16)
+    state, second = envs.rollout(state, None, 16)
+    assert (np.asarray(first.action) != np.asarray(second.action)).any()

@@ -780,3 +780,12 @@ def test_the_example_learns(how: str, iterations: int) -> None:
     assert means
     if iterations > 10:
         assert means[-1] > 2 * means[0]
+
+
+def test_seeds_as_a_pool_takes_them() -> None:
+    with TorchEnv(shoal.Pool(CountEnv, 3, backend="serial")) as env:
+        assert env.reset(seed=np.int64(3))[:, 0].tolist() == [3, 4, 5]
+        assert env.reset(seed=np.array([7, 8, 9]))[:, 0].tolist() == [7, 8, 9]
+        for wrong in ([None, 1, 2], -1, 2**63, "seven", 1.5):
+            with pytest.raises((ValueError, TypeError), match="seed"):
+                env.reset(seed=wrong)

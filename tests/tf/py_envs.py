@@ -128,3 +128,26 @@ class RandomEnv(CountPyEnv):
 
     def observation(self, action: Any) -> Any:
         return self.rng.random(4).astype(np.float32)
+
+
+class SavedEnv(CountPyEnv):
+    """Says itself what must be kept of it."""
+
+    def get_state(self) -> Any:
+        return {"count": self.count, "episode": self.episode}
+
+    def set_state(self, state: Any) -> None:
+        self.count, self.episode = state["count"], state["episode"]
+
+
+class MaskEnv(CountPyEnv):
+    """Its action is a mask."""
+
+    def action_spec(self) -> Any:
+        return array_spec.ArraySpec((4,), np.bool_, "mask")
+
+    def _step(self, action: Any) -> ts.TimeStep:
+        assert action.dtype == np.bool_
+        chosen = np.zeros(4, np.float32)
+        chosen[action] = 1
+        return ts.transition(chosen, 0.0)

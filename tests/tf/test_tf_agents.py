@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tf_agents.drivers import dynamic_episode_driver, dynamic_step_driver, py_driver
-from tf_agents.environments import batched_py_environment, parallel_py_environment, py_environment, tf_py_environment
+from tf_agents.environments import (
+    batched_py_environment,
+    parallel_py_environment,
+    py_environment,
+    tf_py_environment,
+    wrappers,
+)
 from tf_agents.environments import utils as environment_utils
 from tf_agents.metrics import tf_metrics
 from tf_agents.policies import random_py_policy, random_tf_policy
@@ -23,13 +30,16 @@ from tf_agents.trajectories import time_step as ts
 import shoal
 from envs import CountEnv, SpaceEnv
 from shoal.dialects.tf_agents import BatchedPyEnvironment, ParallelPyEnvironment
+from shoal.graph.host import Host
 from tf.py_envs import (
     CountPyEnv,
+    MaskEnv,
     NestedPyEnv,
     OtherSpecEnv,
     Pair,
     RaisingEnv,
     RandomEnv,
+    SavedEnv,
     VectorRewardEnv,
 )
 
@@ -204,6 +214,44 @@ def test_a_state_that_is_set_again_goes_on_as_before(kind: str) -> None:
         same(env.current_time_step(), before)
         for action, expected in zip(actions[4:], first, strict=True):
             same(env.step(action), expected)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("kind", ["serial", "parallel"])
+def test_envs_that_know_their_own_state_go_on_too(kind: str, wrapped: bool, tmp_path: Path) -> None:
+    """Also those of another pool: what a PyEnvironment keeps beside its state goes along."""
+    options: dict[str, Any] = {"backend": "serial"} if kind == "serial" else {"backend": "processes", "num_workers": 1}
+    make = (lambda: wrappers.PyEnvironmentBaseWrapper(SavedEnv(length=50))) if wrapped else SavedEnv
+    action = np.ones(2, np.int32)
+    with shoal.make(make, 2, api="tf_agents", **options) as env:
+        env.reset()
+        env.step(action)
+        state = env.get_state()
+        env.pool.snapshot(tmp_path / "state")
+        first = [env.step(action) for _ in range(6)]
+        env.set_state(state)
+        for expected in first:
+            same(env.step(action), expected)
+    with shoal.make(make, 2, api="tf_agents", **options) as env:
+        env.reset()
+        env.pool.restore(tmp_path / "state")
+        for expected in first:
+            same(env.step(action), expected)
+
+
+def test_masks_are_actions_too() -> None:
+    with shoal.make(MaskEnv, 2, api="tf_agents", backend="serial") as env:
+        tf_env = tf_py_environment.TFPyEnvironment(env)
+        tf_env.reset()
+        mask = tf.constant([[True, False, False, True], [False, True, False, False]])
+        np.testing.assert_array_equal(tf_env.step(mask).observation, [[1, 0, 0, 1], [0, 1, 0, 0]])
+
+
+def test_a_wrapper_of_tf_agents_is_not_stepped_past() -> None:
+    with BatchedPyEnvironment([CountPyEnv(), CountPyEnv()], multithreading=False) as env:
+        Host(env)
+        with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool"):
+            Host(wrappers.PyEnvironmentBaseWrapper(env))
 
 
 def test_envs_are_themselves_here_and_stand_ins_elsewhere() -> None:

@@ -9,6 +9,7 @@ in the middle of an episode that is not 1, one at its end that is neither 0 nor 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -99,6 +100,7 @@ class TimeStepEnv(ForeignEnv):
         self._action_type = np.dtype(self._action_spec.dtype).type if self._one_action else None
         self._is_scalar = self._one_action and not tuple(self._action_spec.shape)
         self.observation_space, self.action_space = space_of(env.observation_spec()), space_of(self._action_spec)
+        self._casts = self._one_action and self.action_space.dtype != self._action_type  # spaces have no arrays of bool
         reward = env.reward_spec() if callable(getattr(env, "reward_spec", None)) else None
         if reward is not None and not (is_leaf(reward) and tuple(reward.shape) == ()):
             raise BadEnv(
@@ -109,7 +111,7 @@ class TimeStepEnv(ForeignEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Its first observation."""
-        if seed is not None and hasattr(self.env, "seed"):
+        if seed is not None and callable(getattr(self.env, "seed", None)):
             with contextlib.suppress(NotImplementedError):  # as TF-Agents says it of envs that have no use for one
                 self.env.seed(seed)
         result = self.env.reset()
@@ -121,6 +123,8 @@ class TimeStepEnv(ForeignEnv):
         """Five values from a TimeStep."""
         if self._is_scalar:
             action = self._action_type(action)  # type: ignore[misc]
+        elif self._casts:
+            action = action.astype(self._action_type)
         elif not self._one_action:
             action = map_spec(_cast, self._action_spec, action)
         result = self.env.step(action)
@@ -145,14 +149,28 @@ class TimeStepEnv(ForeignEnv):
         raise NotImplementedError(f"{self.env!r} cannot be rendered")
 
     def get_state(self) -> Any:
-        """The env's own."""
-        if not hasattr(self.env, "get_state"):
-            raise NotImplementedError("it has none")
-        return self.env.get_state()
+        """The env's own, and what PyEnvironments keep beside it: the last TimeStep of each layer."""
+        try:
+            own = self.env.get_state()
+        except AttributeError as error:  # it has none, or one that does not work
+            raise NotImplementedError(str(error)) from error
+        kept = [layer._current_time_step for layer in self._layers()]
+        return {"own": own, "time_steps": [None if step is None else list(step) for step in kept]}
 
     def set_state(self, state: Any) -> None:
-        """The env's own."""
-        self.env.set_state(state)
+        """Go on from what `get_state` has returned."""
+        self.env.set_state(state["own"])
+        for layer, parts in zip(self._layers(), state["time_steps"], strict=True):
+            make = sys.modules["tf_agents.trajectories.time_step"].TimeStep
+            layer._current_time_step = None if parts is None else make(*parts)
+
+    def _layers(self) -> list[Any]:
+        """A PyEnvironment and what it wraps; of other envs, nothing."""
+        found, layer = [], self.env
+        while "_current_time_step" in getattr(layer, "__dict__", {}):
+            found.append(layer)
+            layer = getattr(layer, "_env", None)
+        return found
 
 
 def _cast(spec: Any, value: Any) -> Any:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.backends.inline import InlineWorker
-from shoal.batched import BatchedEnv, BatchedStepper, arrays_only
+from shoal.batched import BatchedEnv, BatchedStepper
 from shoal.deadline import Deadline
-from shoal.errors import BadEnv
 from shoal.messages import StepperConfig, Summary
 from shoal.remote import pack_error
 from shoal.slab import Slab
+from shoal.spaces import array_leaves
 
 __all__ = ["BATCHED", "BatchedWorker", "batched_env_fn"]
 
@@ -43,8 +43,7 @@ class BatchedWorker(InlineWorker):
             env = self._make()
             pair = (env.single_observation_space, env.single_action_space)
             for what, space in zip(("observation", "action"), pair, strict=True):
-                if not arrays_only(space):
-                    raise BadEnv(f"the {what} space {space} has parts that are no arrays")
+                array_leaves(what, space, "a batch")
         except Exception as error:
             raise pack_error(error, "its constructor").unpack(self.start, self.index) from error
         self._envs = [env]

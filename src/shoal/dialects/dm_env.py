@@ -36,8 +36,9 @@ class BatchedEnvironment(dm_env.Environment):  # type: ignore[misc]
 
     def reset(self, seed: Any = None) -> dm_env.TimeStep:
         """Begin a new episode in every env; an int gives env i `seed + i`, a list gives each its own."""
+        step = _time_step(self._steps.reset(seed))
         self._fresh = False
-        return _time_step(self._steps.reset(seed))
+        return step
 
     def step(self, action: Any) -> dm_env.TimeStep:
         """Step every env with its row of the action."""
@@ -74,7 +75,7 @@ def _time_step(parts: Parts) -> dm_env.TimeStep:
 
 
 def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    if minimum is None or maximum is None:
+    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":
         return specs.Array(shape, dtype, name=name)
     whole = np.dtype(dtype).kind in "iu" and tuple(shape) == ()
     if whole and int(np.asarray(minimum)) == 0:

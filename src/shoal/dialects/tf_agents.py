@@ -60,7 +60,7 @@ class PoolPyEnvironment(py_environment.PyEnvironment):  # type: ignore[misc]
     @property
     def envs(self) -> list[Any]:
         """The envs: themselves where they live in this process, else stand-ins that ask the worker."""
-        local = self.pool.local_envs
+        local = self.pool.local_envs if self.pool.plan.backend in ("serial", "hybrid") else []
         found = [env.env if self._steps.foreign else env for env in local]
         return found + [RemoteEnv(self.pool, i) for i in range(len(local), self.pool.num_envs)]
 
@@ -256,6 +256,6 @@ def _time_step(parts: Parts) -> ts.TimeStep:
 
 
 def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    if minimum is None or maximum is None:
+    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # which TF-Agents gives no bounds
         return array_spec.ArraySpec(shape, dtype, name)
     return array_spec.BoundedArraySpec(shape, dtype, minimum, maximum, name)

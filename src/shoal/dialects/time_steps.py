@@ -70,13 +70,14 @@ class TimeStepPool:
                 'autoreset: TimeSteps know only "next_step": the last step of an episode is followed by the first of '
                 "the next"
             )
-        if not partial and pool_options.get("batch_size") not in (None, num_envs):
-            raise ValueError(
-                "batch_size: a TimeStep has a row for each env; for the first that are ready use shoal.Pool"
-            )
         pool_options.setdefault("check_actions", "discrete")
         pool_options.setdefault("copy", True)
         self.pool = Pool(env, num_envs, **pool_options)
+        if not partial and self.pool.batch_size != self.pool.num_envs:
+            self.pool.close()
+            raise ValueError(
+                "batch_size: a TimeStep has a row for each env; for the first that are ready use shoal.Pool"
+            )
         self.infos: dict[int, dict[str, Any]] = {}
         try:
             self.specs = self._agree(make_spec)
@@ -84,6 +85,7 @@ class TimeStepPool:
             self.pool.close()
             raise
         self._reward_type, self._discount_type = (np.dtype(self.specs[i].dtype) for i in (2, 3))
+        self._bools = "b" in {np.dtype(leaf.dtype).kind for leaf in _leaves(self.specs.action)}
         self._plain = is_leaf(self.specs.observation)
         plain_type = np.dtype(self.specs.observation.dtype) if self._plain else None
         self._as_it_is = self._plain and self.pool.single_observation_space.dtype == plain_type
@@ -96,6 +98,7 @@ class TimeStepPool:
     def _agree(self, make_spec: MakeSpec) -> Specs:
         """The specs of the first env. Raises ValueError where another env's differ."""
         found = self.pool.apply(_specs_of)
+        self._has_specs = [specs is not None for specs in found]
         own = [specs for specs in found if specs is not None]
         self._foreign = len(own) == len(found)
         for env_id, specs in enumerate(found):
@@ -128,6 +131,8 @@ class TimeStepPool:
 
     def step(self, actions: Any) -> Parts:
         """Step every env, and begin a new episode where the last answer ended one."""
+        if self._bools:  # spaces have no arrays of bool
+            actions = map_spec(_as_int, self.specs.action, actions)
         return self.read(self.pool.exchange(actions))
 
     def read(self, ready: Ready) -> Parts:
@@ -140,13 +145,24 @@ class TimeStepPool:
         discount = (~terminated).astype(self._discount_type)
         self.infos = ready.infos
         for env_id, info in ready.infos.items():
-            if "discount" in info:
+            if "discount" in info and self._has_specs[env_id]:
                 discount[ready.ids == env_id] = info["discount"]
         return Parts(step_type, reward.astype(self._reward_type, copy=False), discount, self._restored(obs))
 
     def _restored(self, obs: Any) -> Any:
         """The observation nested and typed as the spec says, where spaces have no word for that."""
         return obs if self._as_it_is else map_spec(_typed, self.specs.observation, obs)
+
+
+def _leaves(spec: Any) -> list[Any]:
+    found: list[Any] = []
+    map_spec(found.append, spec)
+    return found
+
+
+def _as_int(spec: Any, value: Any) -> Any:
+    array = np.asarray(value)
+    return array.astype(np.int8) if array.dtype.kind == "b" else array
 
 
 def _typed(spec: Any, value: Any) -> Any:

@@ -11,15 +11,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space
 
 from shoal.dialects.vec_env import VecEnvWrapper
 from shoal.errors import BadEnv
 from shoal.pool import Pool
-from shoal.spaces import Kind, Leaf, assemble, flatten, get_path
+from shoal.spaces import Leaf, array_leaves, assemble, get_path
 from shoal.wrappers.hosts import WrappedPool
 
-__all__ = ["Arrays", "Host", "arrays_only", "kept_errors", "own_errors", "pool_of"]
+__all__ = ["Arrays", "Host", "kept_errors", "own_errors", "pool_of"]
 
 Arrays = tuple[npt.NDArray[Any], ...]
 
@@ -47,8 +46,8 @@ class Host:
         self.pool = pool_of(envs)
         self.num_envs = self.pool.num_envs
         self.observation_space, self.action_space = self.pool.single_observation_space, self.pool.single_action_space
-        self.obs_leaves = arrays_only("observation", self.observation_space)
-        self.action_leaves = arrays_only("action", self.action_space)
+        self.obs_leaves = array_leaves("observation", self.observation_space, "a graph")
+        self.action_leaves = array_leaves("action", self.action_space, "a graph")
         self.obs_types = [np.dtype(canonical(leaf.dtype)) for leaf in self.obs_leaves]
         self._one_obs = len(self.obs_leaves) == 1 and not self.obs_leaves[0].path
         self._one_action = len(self.action_leaves) == 1 and not self.action_leaves[0].path
@@ -122,22 +121,11 @@ def pool_of(envs: Any) -> Pool:
             f"{envs!r:.100} has wrappers, which a graph would step past: wrap the single envs instead, or do in the "
             "graph what the wrapper does"
         )
-    pool = envs if isinstance(envs, Pool) else getattr(envs, "pool", None)
+    # Its own one: wrappers of other libraries pass on what they are asked for.
+    pool = envs if isinstance(envs, Pool) else getattr(envs, "__dict__", {}).get("pool")
     if not isinstance(pool, Pool):
         raise BadEnv(f"expected a shoal.Pool or a vector env of Shoal's, found {type(envs).__name__}: {envs!r:.100}")
     return pool
-
-
-def arrays_only(what: str, space: Space[Any]) -> tuple[Leaf, ...]:
-    """The leaves of a space. Raises BadEnv, naming the first that is no array."""
-    leaves = flatten(space)
-    for leaf in leaves:
-        if leaf.kind is not Kind.ARRAY:
-            raise BadEnv(
-                f"a graph holds numbers, and the {what} space{leaf.name} is a {leaf.kind.value} in {space}: leave it "
-                "out by a wrapper around the env"
-            )
-    return leaves
 
 
 def _widened(array: npt.NDArray[Any], leaf: Leaf) -> npt.NDArray[Any]:
@@ -159,7 +147,7 @@ def kept_errors() -> Iterator[None]:
         token = f"[shoal error {next(_numbers)}]"
         while len(_kept) >= _KEPT:
             del _kept[next(iter(_kept))]
-        _kept[token] = error
+        _kept[token] = error.with_traceback(None)  # whose frames would keep the envs
         raise RuntimeError(f"{type(error).__name__}: {error} {token}") from error
 
 

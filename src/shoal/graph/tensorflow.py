@@ -28,9 +28,9 @@ import gymnasium
 import numpy as np
 
 from shoal.errors import BadAction, BadEnv
-from shoal.graph.host import Arrays, Host, arrays_only, kept_errors, own_errors
+from shoal.graph.host import Arrays, Host, kept_errors, own_errors
 from shoal.pool import Pool
-from shoal.spaces import Leaf, assemble, get_path
+from shoal.spaces import Leaf, array_leaves, assemble, get_path
 
 try:
     import tensorflow as tf
@@ -322,8 +322,8 @@ class _BatchEnvHost:
     def __init__(self, batch_env: Any):
         self._batch_env, self.num_envs = batch_env, len(batch_env)
         self.observation_space, self.action_space = batch_env.observation_space, batch_env.action_space
-        self.obs_leaves = arrays_only("observation", self.observation_space)
-        self.action_leaves = arrays_only("action", self.action_space)
+        self.obs_leaves = array_leaves("observation", self.observation_space, "a graph")
+        self.action_leaves = array_leaves("action", self.action_space, "a graph")
         self.obs_types = [leaf.dtype for leaf in self.obs_leaves]
 
     def nest(self, leaves: Any) -> Any:
@@ -346,14 +346,16 @@ class _BatchEnvHost:
 
 def _is_batch(envs: Any) -> bool:
     """Whether it is many envs: a pool, something on a pool, or a batch env."""
-    if isinstance(envs, Pool) or isinstance(getattr(envs, "pool", None), Pool):
-        return True
-    return not isinstance(envs, type) and all(hasattr(envs, name) for name in _BATCH_ENV)
+    return _is_on_pool(envs) or (not isinstance(envs, type) and all(hasattr(envs, name) for name in _BATCH_ENV))
+
+
+def _is_on_pool(envs: Any) -> bool:
+    return isinstance(envs, Pool) or isinstance(getattr(envs, "pool", None), Pool)
 
 
 def _host_of(envs: Any) -> Any:
-    on_pool = isinstance(envs, Pool) or isinstance(getattr(envs, "pool", None), Pool)
-    return Host(envs) if on_pool or not _is_batch(envs) else _BatchEnvHost(envs)  # Host refuses what is neither
+    # Host refuses what is neither, and wrappers that know the pool below them.
+    return Host(envs) if _is_on_pool(envs) or not _is_batch(envs) else _BatchEnvHost(envs)
 
 
 def _pool_of_one(env: Any) -> Pool:
@@ -370,6 +372,7 @@ class Algorithm:
     The methods are traced into the graph, once: what they learn they keep in `tf.Variable`s.
     """
 
+    @_as_written
     def begin(self, indices: Any) -> None:
         """Episodes begin in these envs, int64 [k]; not called for none."""
 
@@ -377,9 +380,11 @@ class Algorithm:
         """The actions for these observations [n, ...]."""
         raise NotImplementedError
 
+    @_as_written
     def experience(self, observ: Any, action: Any, reward: Any, done: Any, next_observ: Any) -> None:
         """A step was made in all envs, [n, ...] each."""
 
+    @_as_written
     def end(self, indices: Any) -> None:
         """Episodes have ended in these envs, int64 [k]; not called for none."""
 
@@ -434,6 +439,9 @@ def simulate(env: InGraphBatchEnv, policy: Any, steps: Any, state: Progress | No
         env.reset(indices)
         algorithm.begin(indices)
 
+    def end(done: Any) -> None:
+        algorithm.end(tf.where(done)[:, 0])
+
     def advance(turn: Any, score: Any, length: Any, episodes: Any, scores: Any, lengths: Any) -> Any:
         fresh = env.done.read_value()
         tf.cond(tf.reduce_any(fresh), begin, _nothing)
@@ -441,7 +449,7 @@ def simulate(env: InGraphBatchEnv, policy: Any, steps: Any, state: Progress | No
         action = algorithm.perform(observ)
         next_observ, reward, done = env.step(action)
         algorithm.experience(observ, action, reward, done, next_observ)
-        tf.cond(tf.reduce_any(done), lambda: algorithm.end(tf.where(done)[:, 0]), _nothing)
+        tf.cond(tf.reduce_any(done), lambda: end(done), _nothing)
         score = tf.where(fresh, 0.0, score) + reward
         length = tf.where(fresh, 0, length) + 1
         episodes += tf.math.count_nonzero(done, dtype=tf.int32)

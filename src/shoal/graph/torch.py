@@ -139,7 +139,7 @@ class TorchEnv:
         Args:
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
         """
-        one, several = (seed, None) if seed is None or isinstance(seed, int) else (None, list(seed))
+        one, several = _seeds(seed)
         leaves = self._ops.reset(self._handle, self._layout, one, several, _as_ids(env_ids))
         if leaves is None:
             leaves = ()
@@ -177,6 +177,18 @@ class TorchEnv:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+
+def _seeds(seed: Any) -> tuple[int | None, list[int] | None]:
+    """One seed for all, or one for each; what an operator can take."""
+    if seed is None:
+        return None, None
+    several = list(seed) if isinstance(seed, Sequence | np.ndarray) and not isinstance(seed, str) else None
+    found = [seed] if several is None else several
+    for one in found:
+        if not hasattr(one, "__index__") or not 0 <= int(one) < 1 << 63:
+            raise BadAction(f"seed: expected whole numbers from 0 to 2**63 - 1, found {one!r}")
+    return (int(seed), None) if several is None else (None, [int(one) for one in several])
 
 
 def _nested(nesting: Any, leaves: Iterator[Any]) -> Any:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +17,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
-from shoal.errors import BadAction, BadCall
+from shoal.errors import BadAction, BadCall, PoolClosed
 from shoal.graph import host
 from shoal.graph.host import Arrays, Host, kept_errors
 from shoal.spaces import get_path
@@ -121,14 +124,14 @@ class _Graph:
         """Step all envs and wait for them."""
         count = self._host.num_envs
         handle, values = _alone(handle, self._flat(actions))
-        handle, answer = self._calls.call(self._host.step, self._answers(count), handle, values)
+        handle, answer = self._calls.call(self._callback("_step"), self._answers(count), handle, values)
         return handle, self._told(answer, jnp.arange(count, dtype=self._id_type))
 
     def send(self, handle: Any, actions: Any, env_id: Any = None) -> jax.Array:
         """Start a step of these envs, of all by default."""
         ids = [] if env_id is None else [jnp.asarray(env_id)]
         handle, values = _alone(handle, [*ids, *self._flat(actions)])
-        sent, _ = self._calls.call(self._send if ids else self._send_all, (), handle, values)
+        sent, _ = self._calls.call(self._callback("_send" if ids else "_send_all"), (), handle, values)
         return sent
 
     def recv(self, handle: Any) -> tuple[jax.Array, Step]:
@@ -136,20 +139,36 @@ class _Graph:
         count = self._host.pool.batch_size
         handle, _ = _alone(handle, [])
         shapes = (_shape((count,), self._id_type), *self._answers(count))
-        handle, (ids, *answer) = self._calls.call(self._recv, shapes, handle, [])
+        handle, (ids, *answer) = self._calls.call(self._callback("_recv"), shapes, handle, [])
         return handle, self._told(answer, ids)
 
     def reset(self, handle: Any, seed: Any = None, env_id: Any = None) -> tuple[jax.Array, Any]:
         """Reset these envs, all by default, and wait for them; what is pending of theirs is dropped."""
-        given = {"seed": seed, "ids": env_id}
+        traced = isinstance(seed, jax.core.Tracer)
+        given = {
+            "seed": jnp.asarray(seed) if traced else None,
+            "words": None if seed is None or traced else jnp.asarray(_seed_words(seed)),
+            "ids": None if env_id is None else jnp.atleast_1d(jnp.asarray(env_id)),
+        }
         names = tuple(name for name, value in given.items() if value is not None)
-        handle, values = _alone(handle, [jnp.asarray(given[name]) for name in names])
+        handle, values = _alone(handle, [given[name] for name in names])
         count = self._host.num_envs if env_id is None else len(values[-1])
         shapes = self._answers(count)[: len(self._host.obs_leaves)]
-        handle, obs = self._calls.call(_Reset(self._host, names), shapes, handle, values, begins=True)
+        handle, obs = self._calls.call(self._callback("_reset", names), shapes, handle, values, begins=True)
         return handle, self._host.nest(obs)
 
     # ---- callbacks ---------------------------------------------------------------------------------------------
+
+    def _callback(self, name: str, names: tuple[str, ...] = ()) -> _Callback:
+        return _Callback(weakref.ref(self), name, names)
+
+    def _step(self, *actions: Any) -> Arrays:
+        return self._host.step(*actions)
+
+    def _reset(self, names: tuple[str, ...], *values: Any) -> Arrays:
+        given = {name: np.asarray(value).tolist() for name, value in zip(names, values, strict=True)}
+        seed = _seed_of(given["words"]) if "words" in given else given.get("seed")
+        return self._host.reset(given.get("ids"), seed)
 
     def _send(self, ids: Any, *actions: Any) -> tuple[()]:
         self._host.send(ids, *actions)
@@ -206,16 +225,43 @@ class _CopiedHost(Host):
         return (*leaves, reward.astype(np.float32), terminated, truncated)
 
 
-class _Reset(NamedTuple):
-    """A callback; two that do the same are equal, so that JAX compiles them once."""
+@dataclass(frozen=True)
+class _Callback:
+    """A method of a graph, for JAX, which keeps callbacks for ever: it must not keep the envs.
 
-    host: Host
-    names: tuple[str, ...]
+    Two that do the same are equal, so that JAX compiles them once.
+    """
 
-    def __call__(self, *values: Any) -> Arrays:
-        given = {name: np.asarray(value) for name, value in zip(self.names, values, strict=True)}
-        seed = given["seed"].tolist() if "seed" in given else None
-        return self.host.reset(given.get("ids"), seed)
+    graph: weakref.ref[_Graph]
+    name: str
+    names: tuple[str, ...]  # of the arguments, where there are several kinds
+
+    def __call__(self, *values: Any) -> Any:
+        graph = self.graph()
+        if graph is None:
+            with kept_errors():
+                raise PoolClosed("the functions that `bind` has returned are gone: keep them, or bind again")
+        return getattr(graph, self.name)(*([self.names] if self.names else []), *values)
+
+
+def _seed_words(seed: Any) -> Any:
+    """A seed, or a list of such and None, as uint32 [..., 3]: whether there is one, its low and its high word."""
+    one = np.ndim(seed) == 0
+    rows = []
+    for value in [seed] if one else seed:
+        number = 0 if value is None else operator.index(value)
+        if not 0 <= number < 1 << 64:
+            raise BadCall(f"seed: expected a whole number from 0 to 2**64 - 1, found {value!r}")
+        rows.append((value is not None, number & 0xFFFFFFFF, number >> 32))
+    return np.array(rows[0] if one else rows, np.uint32)
+
+
+def _seed_of(words: list[Any]) -> Any:
+    """The counterpart."""
+    if words and isinstance(words[0], list):
+        return [_seed_of(row) for row in words]
+    given, low, high = words
+    return low | high << 32 if given else None
 
 
 @custom_vmap
@@ -278,13 +324,14 @@ class _InPlace(NamedTuple):
 
     def __call__(self, _: Any, out: Sequence[Any], handle: Any, *values: Any) -> None:
         given = int(np.asarray(handle))
-        expected, self.calls.count = self.calls.count, None
+        expected = self.calls.count
         if expected not in (None, given) and not self.begins:
             with kept_errors():
                 raise BadCall(
                     f"this handle is that of call {given}, and {expected} were made since: give each call the handle "
                     "that the one before it returned"
                 )
+        self.calls.count = None
         answer = self.function(*map(np.asarray, values))
         for there, here in zip(out[1:], answer, strict=True):
             np.asarray(there)[...] = here

@@ -58,6 +58,7 @@ class EnvState(NamedTuple):
         episode: int32 [n], from 0 since the lane was seeded.
         steps: int32 [n], of the running episode.
         over: uint8 [n], 0 while the episode runs; 1 terminated, 2 truncated, 3 both, until the lane is reset.
+        rollouts: int32 [n], how many there were, the same for all lanes: random actions are others in each.
         spare: None, or see `BatchedFunctionalEnv.prepare`.
     """
 
@@ -67,6 +68,7 @@ class EnvState(NamedTuple):
     episode: jax.Array
     steps: jax.Array
     over: jax.Array
+    rollouts: jax.Array
     spare: Spare | None = None
 
 
@@ -320,7 +322,8 @@ class BatchedFunctionalEnv:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(self._root(seed), jnp.arange(n, dtype=jnp.uint32))
         episode = jnp.zeros(n, jnp.int32)
         inner, obs = self._begin(keys, episode)
-        return EnvState(inner, obs, keys, episode, jnp.zeros(n, jnp.int32), jnp.zeros(n, jnp.uint8)), obs
+        none = jnp.zeros(n, jnp.int32)
+        return EnvState(inner, obs, keys, episode, none, jnp.zeros(n, jnp.uint8), none), obs
 
     def _root(self, seed: Any) -> jax.Array:
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
@@ -372,7 +375,7 @@ class BatchedFunctionalEnv:
         start, spare = self._starts(state, due, look)
         inner, obs = where(due, start[0], inner), where(due, start[1] if look else None, obs)
         episode, steps = state.episode + due, where(due, jnp.zeros((), jnp.int32), state.steps + 1)
-        state = EnvState(inner, obs, state.keys, episode, steps, over, spare)
+        state = EnvState(inner, obs, state.keys, episode, steps, over, state.rollouts, spare)
         return state, Step(obs, reward, terminated, truncated, due, final_obs, info)
 
     def _starts(self, state: EnvState, due: jax.Array, look: bool) -> tuple[tuple[Tree, Tree], Spare | None]:
@@ -417,7 +420,7 @@ class BatchedFunctionalEnv:
         inner, obs = where(mask, inner, state.inner), where(mask, obs, state.obs)
         steps, over = (where(mask, jnp.zeros((), x.dtype), x) for x in (state.steps, state.over))
         spare = state.spare and state.spare._replace(fresh=state.spare.fresh & ~mask)
-        return EnvState(inner, obs, keys, episode, steps, over, spare), obs
+        return EnvState(inner, obs, keys, episode, steps, over, state.rollouts, spare), obs
 
     def _rollout(
         self,
@@ -431,9 +434,10 @@ class BatchedFunctionalEnv:
         unroll: int,
     ) -> tuple[EnvState, Trajectory]:
         before = state
+        state = state._replace(rollouts=state.rollouts + 1)
         if key is None:
             key = jax.random.fold_in(state.keys[0], _POLICY_STREAM)
-            key = jax.random.fold_in(jax.random.fold_in(key, state.episode[0]), state.steps[0])
+            key = jax.random.fold_in(jax.random.fold_in(key, state.episode[0]), state.rollouts[0])
         looks = policy is not None or bool({"obs", "final_obs"} & {*collect}) or self.autoreset == "disabled"
 
         def step(carry: tuple[EnvState, jax.Array], t: jax.Array, look: bool) -> Any:

@@ -47,8 +47,8 @@ class Lane:
         action = assemble(self.action_space, [shaped(a.shape, device_type(a)) for a in self.action_leaves])
         state, obs = self._traced("reset", self._speaks.start, key)
         self._state = jax.tree.map(strong, state)
-        self._settle(action)
-        self.observation_space = self._observations(obs)
+        later = self._settle(action)
+        self.observation_space = self._observations(obs, later)
         self.obs_leaves = flatten(self.observation_space)
         self._traced("reset", self.start, key)
         self._traced("step", self.advance, key, self._state, action)
@@ -76,10 +76,13 @@ class Lane:
                 f"on values): {type(error).__name__}: {error}"
             ) from error
 
-    def _settle(self, action: Tree) -> None:
-        """Widen the state's types until a step keeps them: many envs begin with ints and go on with floats."""
+    def _settle(self, action: Tree) -> Tree:
+        """Widen the state's types until a step keeps them: many envs begin with ints and go on with floats.
+
+        Returns the observations of such a step.
+        """
         for _ in range(3):
-            after = self._traced("step", self._speaks.advance, self.key, self._state, action)[0]
+            after, obs, *_ = self._traced("step", self._speaks.advance, self.key, self._state, action)
             found, expected = (str(jax.tree.structure(tree)) for tree in (after, self._state))
             if found != expected:
                 raise BadEnv(
@@ -93,14 +96,15 @@ class Lane:
                     )
             wider = jax.tree.map(widest, self._state, after)
             if wider == self._state:
-                return
+                return obs
             self._state = wider
         raise BadEnv(f"{self._name}'s step gives its state other types in each step: cast them to fixed ones")
 
     def _cast_state(self, state: Tree) -> Tree:
         return jax.tree.map(lambda x, fixed: cast(x, fixed.dtype), state, self._state)
 
-    def _observations(self, obs: Tree) -> Space[Any]:
+    def _observations(self, obs: Tree, later: Tree) -> Space[Any]:
+        """The space of observations, which reset and step may give in different types: the wider ones."""
         given = self._speaks.observation_space
         what = f"{self._name}'s observation space"
         space = _space_of(obs, what) if given is None else _space(given, what)
@@ -109,7 +113,8 @@ class Lane:
             value = self._part(obs, leaf)
             if tuple(value.shape) != leaf.shape:
                 raise BadEnv(f"{what}{leaf.name} has shape {leaf.shape}, and its observations {tuple(value.shape)}")
-        return _retyped(space, [np.dtype(self._part(obs, leaf).dtype) for leaf in leaves])
+        pairs = [(self._part(obs, leaf).dtype, self._part(later, leaf).dtype) for leaf in leaves]
+        return _retyped(space, [np.dtype(jnp.promote_types(*pair)) for pair in pairs])
 
     def _cast_obs(self, obs: Tree) -> Tree:
         parts = [cast(self._part(obs, leaf), device_type(leaf)) for leaf in self.obs_leaves]
