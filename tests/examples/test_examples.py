@@ -95,3 +95,9 @@ def test_ddpg_learns() -> None:
         number(rf"mean return {pattern}", said) for pattern in (r"(-\d+) at first", r"-\d+ at first, (-\d+)")
     )
     assert last > first + 300
+
+
+def test_two_halves_in_flight() -> None:
+    said = run("double_buffer.py", "--batches", "20").replace(",", "")
+    assert number(r"one batch: (\d+) steps/s", said) > 0
+    assert number(r"two halves in turn: (\d+) steps/s", said) > 0
