@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 import envs
 from shoal.cores import usable_cores
@@ -88,6 +90,19 @@ def save(folder: Path, name: str, results: Sequence[bench.Result], **more: Any) 
     else:
         report.plot(results, folder / f"{name}.png")
     Console(stderr=True).print(f"saved {folder / name}.json, .md, .png")
+
+
+def quartiles(values: Any) -> list[float]:
+    """Return the first quartile, the median and the third."""
+    return [float(q) for q in np.percentile(values, (25, 50, 75))]
+
+
+def show_microseconds(told: dict[str, list[float]]) -> None:
+    """Print a table of quartiles."""
+    grid = Table("microseconds for a step of all envs", "median", "quartiles")
+    for name, (low, middle, high) in told.items():
+        grid.add_row(name, f"{middle:.1f}", f"{low:.1f} to {high:.1f}")
+    Console().print(grid)
 
 
 def cores() -> int:

@@ -27,8 +27,6 @@ import numpy as np
 from gymnasium import spaces
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
-from rich.console import Console
-from rich.table import Table
 
 import common
 from shoal import Pool
@@ -141,25 +139,12 @@ def measure(count: int, backend: Any, seconds: float, rounds: int, notify: Calla
             times[name].append(once(calls[name], seconds))
     for pool in pools.values():
         pool.close()
-    told = {name: quartiles(values) for name, values in times.items()}
+    told = {name: common.quartiles(values) for name, values in times.items()}
     for name in WAYS:
         callback, step = np.array(times[f"{name} callback"]), np.array(times[f"{name} step"])
-        told[f"{name} step - callback"] = quartiles(step - callback)
-        told[f"{name} step - callback - pool"] = quartiles(step - callback - np.array(times["pool"]))
+        told[f"{name} step - callback"] = common.quartiles(step - callback)
+        told[f"{name} step - callback - pool"] = common.quartiles(step - callback - np.array(times["pool"]))
     return {"envs": count, "backend": backend, "times": times, "quartiles": told}
-
-
-def quartiles(values: Any) -> list[float]:
-    """Return the first quartile, the median and the third."""
-    return [float(q) for q in np.percentile(values, (25, 50, 75))]
-
-
-def report(found: dict[str, Any]) -> None:
-    """Print the table."""
-    grid = Table("microseconds for a step of all envs", "median", "quartiles")
-    for name, (low, middle, high) in found["quartiles"].items():
-        grid.add_row(name, f"{middle:.1f}", f"{low:.1f} to {high:.1f}")
-    Console().print(grid)
 
 
 def main() -> None:
@@ -170,7 +155,7 @@ def main() -> None:
     options = parser.parse_args()
     with progress(options.rounds * 5) as notify:
         found = measure(options.num_envs, options.backend, options.seconds, options.rounds, notify)
-    report(found)
+    common.show_microseconds(found["quartiles"])
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "graph_jax.json").write_text(json.dumps({"machine": doctor.facts(), **found}, indent=2) + "\n")

@@ -22,8 +22,6 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from rich.console import Console
-from rich.table import Table
 
 import common
 from shoal import Pool
@@ -120,25 +118,12 @@ def measure(count: int, seconds: float, rounds: int, notify: Callable[[str], Non
             times[name].append(once(*calls[name], seconds))
     for pool in pools.values():
         pool.close()
-    told = {name: quartiles(values) for name, values in times.items()}
+    told = {name: common.quartiles(values) for name, values in times.items()}
     for mode in ("eager", "compiled"):
         op, env = np.array(times[f"{mode} op"]), np.array(times[f"{mode} env"])
-        told[f"{mode} env - op"] = quartiles(env - op)
-        told[f"{mode} env - op - pool"] = quartiles(env - op - np.array(times["pool"]))
+        told[f"{mode} env - op"] = common.quartiles(env - op)
+        told[f"{mode} env - op - pool"] = common.quartiles(env - op - np.array(times["pool"]))
     return {"envs": count, "times": times, "quartiles": told}
-
-
-def quartiles(values: Any) -> list[float]:
-    """Return the first quartile, the median and the third."""
-    return [float(q) for q in np.percentile(values, (25, 50, 75))]
-
-
-def report(found: dict[str, Any]) -> None:
-    """Print the table."""
-    grid = Table("microseconds for a step of all envs", "median", "quartiles")
-    for name, (low, middle, high) in found["quartiles"].items():
-        grid.add_row(name, f"{middle:.1f}", f"{low:.1f} to {high:.1f}")
-    Console().print(grid)
 
 
 def main() -> None:
@@ -149,7 +134,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with progress(options.rounds * 5) as notify:
         found = measure(options.num_envs, options.seconds, options.rounds, notify)
-    report(found)
+    common.show_microseconds(found["quartiles"])
     folder: Path = options.out
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "graph_torch.json").write_text(json.dumps({"machine": doctor.facts(), **found}, indent=2) + "\n")

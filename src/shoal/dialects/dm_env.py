@@ -12,12 +12,12 @@ except ImportError as error:
 
 import numpy as np
 
-from shoal.dialects.time_steps import Parts, TimeStepPool
+from shoal.dialects.time_steps import Parts, SpecMethods, TimeStepPool
 
 __all__ = ["BatchedEnvironment"]
 
 
-class BatchedEnvironment(dm_env.Environment):  # type: ignore[misc]
+class BatchedEnvironment(SpecMethods, dm_env.Environment):  # type: ignore[misc]
     """Many envs as one dm_env environment.
 
     Its specs are those of one env; step type, reward, discount and observation of a TimeStep have a row for each. The
@@ -43,22 +43,6 @@ class BatchedEnvironment(dm_env.Environment):  # type: ignore[misc]
     def step(self, action: Any) -> dm_env.TimeStep:
         """Step every env with its row of the action."""
         return self.reset() if self._fresh else _time_step(self._steps.step(action))
-
-    def observation_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.observation
-
-    def action_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.action
-
-    def reward_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.reward
-
-    def discount_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.discount
 
     @property
     def infos(self) -> dict[int, dict[str, Any]]:

@@ -29,7 +29,7 @@ from shoal.adapters.gymnasium import EnvFn, FromSpec, as_env_fns
 from shoal.adapters.modern import modern
 from shoal.backends.batched import BATCHED
 from shoal.checks import Ids, check_choice, check_ids, whole_number
-from shoal.dialects.time_steps import Specs, TimeStepPool, spec_of
+from shoal.dialects.time_steps import SpecMethods, Specs, TimeStepPool, spec_of
 from shoal.errors import BadAction, EnvError, ShoalError
 from shoal.frames import Ready
 from shoal.pool import Pool
@@ -456,7 +456,7 @@ class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymna
         return None
 
 
-class DMEnvPool(EnvPool):
+class DMEnvPool(SpecMethods, EnvPool):
     """Answers with TimeSteps of dm_env whose observation is a named tuple.
 
     Its fields are `env_id` (int32 [n]), `players`, and `obs`, or, where observations are dicts, their keys. A TimeStep
@@ -482,18 +482,6 @@ class DMEnvPool(EnvPool):
     def observation_spec(self) -> Any:
         """Of one env, as a named tuple."""
         return self.spec.observation_spec()
-
-    def action_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.action
-
-    def reward_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.reward
-
-    def discount_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.discount
 
     def xla(self) -> Any:
         """Refused: JAX functions have no TimeSteps."""

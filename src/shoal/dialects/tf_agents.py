@@ -20,13 +20,13 @@ import numpy as np
 from shoal.adapters.gymnasium import pickle_env_fns
 from shoal.adapters.quick_time_steps import quicken, slow_down
 from shoal.adapters.time_steps import has_specs
-from shoal.dialects.time_steps import Parts, TimeStepPool
+from shoal.dialects.time_steps import Parts, SpecMethods, TimeStepPool
 from shoal.errors import BadEnv, SpaceMismatch
 
 __all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
 
 
-class PoolPyEnvironment(py_environment.PyEnvironment):  # type: ignore[misc]
+class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ignore[misc]
     """Many envs as one batched PyEnvironment, for drivers, TFPyEnvironment and replay buffers.
 
     Args:
@@ -63,22 +63,6 @@ class PoolPyEnvironment(py_environment.PyEnvironment):  # type: ignore[misc]
         local = self.pool.local_envs if self.pool.plan.backend in ("serial", "hybrid") else []
         found = [env.env if self._steps.foreign else env for env in local]
         return found + [RemoteEnv(self.pool, i) for i in range(len(local), self.pool.num_envs)]
-
-    def observation_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.observation
-
-    def action_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.action
-
-    def reward_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.reward
-
-    def discount_spec(self) -> Any:
-        """Of one env."""
-        return self._steps.specs.discount
 
     def time_step_spec(self) -> ts.TimeStep:
         """Of one env."""

@@ -18,7 +18,7 @@ from shoal.errors import BadEnv
 from shoal.frames import Ready
 from shoal.pool import Pool, refuse_unknown_options
 
-__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepPool", "spec_of"]
+__all__ = ["MakeSpec", "Parts", "SpecMethods", "Specs", "TimeStepPool", "spec_of"]
 
 Array = npt.NDArray[Any]
 MakeSpec = Callable[[Any, Any, Any, Any, str], Any]  # (shape, type, minimum, maximum, name) -> a library's own spec
@@ -152,6 +152,28 @@ class TimeStepPool:
     def _restored(self, obs: Any) -> Any:
         """The observation nested and typed as the spec says, where spaces have no word for that."""
         return obs if self._as_it_is else map_spec(_typed, self.specs.observation, obs)
+
+
+class SpecMethods:
+    """The specs of one env, for a face that has its TimeStepPool as `_steps`."""
+
+    _steps: TimeStepPool
+
+    def observation_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.observation
+
+    def action_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.action
+
+    def reward_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.reward
+
+    def discount_spec(self) -> Any:
+        """Of one env."""
+        return self._steps.specs.discount
 
 
 def _leaves(spec: Any) -> list[Any]:
