@@ -57,7 +57,7 @@ test-twin: $(VENV)/.ready
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(TF_VENV)/bin/python || $(PYTHON) -m venv $(TF_VENV)
 	$(TF_VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(TF_VENV)/bin/python -m pip install --quiet --editable ".[test,dm_env,jax]" "tensorflow-cpu==2.21.0" \
+	$(TF_VENV)/bin/python -m pip install --quiet --editable ".[test,dm-env,jax]" "tensorflow-cpu==2.21.0" \
 		"tf-keras==2.21.0" "tf-agents==0.19.0" "tensorboard>=2.16,<3" "gymnax>=1.0,<2"
 	touch $@
 

@@ -6,16 +6,17 @@ import functools
 import sys
 from typing import Any
 
-import dm_env
 import gymnasium
 import numpy as np
 import pytest
-from dm_env import specs
 
 import shoal
 from envs import CountEnv, SpaceEnv
 from faults.kit import DeedEnv
 from shoal import Pool
+
+dm_env = pytest.importorskip("dm_env", reason="these are its environments")
+specs = pytest.importorskip("dm_env.specs")
 
 
 class Catch(dm_env.Environment):  # type: ignore[misc]
@@ -194,7 +195,7 @@ def test_what_has_no_numbers_is_named() -> None:
 def test_missing_dm_env_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dm_env", None)
     monkeypatch.delitem(sys.modules, "shoal.dialects.dm_env", raising=False)
-    with pytest.raises(ImportError, match=r'pip install "shoal\[dm_env\]"'):
+    with pytest.raises(ImportError, match=r'pip install "shoal\[dm-env\]"'):
         shoal.make(Catch, 2, api="dm_env")
 
 

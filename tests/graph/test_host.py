@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,7 @@ from shoal.wrappers import Normalize, wrap
 def test_a_pool_and_what_stands_on_one_will_do() -> None:
     with shoal.Pool(CountEnv, 3, backend="serial") as pool:
         assert Host(pool).pool is pool
-    for api in ("gymnasium", "sb3", "baselines", "dm_env"):
+    for api in ("gymnasium", "sb3", "baselines", *(["dm_env"] if find_spec("dm_env") else [])):
         envs = shoal.make(CountEnv, 3, api=api, backend="serial")
         assert Host(envs).pool is envs.pool
         envs.close()

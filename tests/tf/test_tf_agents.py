@@ -511,7 +511,7 @@ def test_missing_tf_agents_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.delitem(sys.modules, "shoal.dialects.tf_agents")
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ImportError, match=r'pip install "shoal\[tf_agents\]"'):
+    with pytest.raises(ImportError, match=r'pip install "shoal\[tf-agents\]"'):
         shoal.make(CountEnv, 2, api="tf_agents")
 
 

@@ -13,7 +13,7 @@ try:
     from tf_agents.specs import array_spec
     from tf_agents.trajectories import time_step as ts
 except ImportError as error:
-    raise ImportError('api="tf_agents" needs TF-Agents: pip install "shoal[tf_agents]"') from error
+    raise ImportError('api="tf_agents" needs TF-Agents: pip install "shoal[tf-agents]"') from error
 
 import numpy as np
 
