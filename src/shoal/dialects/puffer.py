@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space
 
 from shoal.adapters.gymnasium import as_env_fns
 from shoal.adapters.modern import modern
@@ -63,6 +62,9 @@ class _Vectorized:
         self.num_envs = self.num_environments = self.num_agents = self.pool.num_envs
         self.agents_per_batch = self.pool.batch_size
         self.num_workers = self.pool.plan.num_workers
+        specs = self.pool.specs
+        self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
+        self.single_action_space, self.action_space = specs.single_action_space, specs.action_space
 
     # ---- what it is --------------------------------------------------------------------------------------------
 
@@ -72,26 +74,6 @@ class _Vectorized:
         if self._driver is None:
             self._driver = modern(self._first_env_fn())
         return self._driver
-
-    @property
-    def single_observation_space(self) -> Space[Any]:
-        """Of one row."""
-        return self.pool.single_observation_space
-
-    @property
-    def single_action_space(self) -> Space[Any]:
-        """Of one row."""
-        return self.pool.single_action_space
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of all rows."""
-        return self.pool.observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of all rows."""
-        return self.pool.action_space
 
     # ---- stepping ----------------------------------------------------------------------------------------------
 

@@ -84,6 +84,10 @@ class TorchEnv:
         envs: a Pool, or a vector env of `shoal.make`.
         device: "cpu", or a CUDA device: where the tensors are, and the actions should be.
 
+    Attributes:
+        single_observation_space, single_action_space: of one env.
+        observation_space, action_space: of all envs, batched as Gymnasium does.
+
     Example:
         env = TorchEnv(shoal.make("CartPole-v1", num_envs=64))
 
@@ -100,6 +104,9 @@ class TorchEnv:
         _check_types("action", host.action_space, host.action_leaves)
         self._envs, self.pool = envs, host.pool
         self.num_envs, self.batch_size = host.num_envs, host.pool.batch_size
+        specs = host.pool.specs
+        self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
+        self.single_action_space, self.action_space = specs.single_action_space, specs.action_space
         self.device = _checked_device(device)
         self._bridge = Bridge(host, _carrier(host, self.device))
         self._handle = self._bridge.handle
@@ -109,26 +116,6 @@ class TorchEnv:
         self._nesting = host.nest([None] * len(host.obs_leaves))
         self._action_paths = [leaf.path for leaf in host.action_leaves]
         self._ops = _operators(len(host.obs_leaves))
-
-    @property
-    def single_observation_space(self) -> Space[Any]:
-        """Of one env."""
-        return self.pool.single_observation_space
-
-    @property
-    def single_action_space(self) -> Space[Any]:
-        """Of one env."""
-        return self.pool.single_action_space
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of all envs, batched as Gymnasium does."""
-        return self.pool.observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of all envs, batched as Gymnasium does."""
-        return self.pool.action_space
 
     def __repr__(self) -> str:
         return f"TorchEnv({self.pool!r}, device={str(self.device)!r})"
