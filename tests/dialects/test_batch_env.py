@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -542,6 +543,14 @@ def test_all_are_closed_also_if_one_raises(kind: str, tmp_path: Path, nothing_le
             use()
 
 
+def open_for_all(gate: Path) -> None:
+    """Let threads go on that were stuck when they were closed: they cannot be ended, and leave by themselves now."""
+    gate.touch()
+    for thread in threading.enumerate():
+        if re.fullmatch(r"shoal-\d+", thread.name):
+            thread.join(10)
+
+
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_closing_envs_that_are_stuck_has_a_limit(kind: str, gate: Path, nothing_left_behind: None) -> None:
     batch = make_batch(kind, [functools.partial(GateEnv, gate)] * 2)
@@ -551,10 +560,7 @@ def test_closing_envs_that_are_stuck_has_a_limit(kind: str, gate: Path, nothing_
     for promise in promises:
         with pytest.raises(shoal.PoolClosed):
             promise()
-    gate.touch()  # threads cannot be ended: they leave by themselves now
-    for thread in threading.enumerate():
-        if thread.name.startswith("shoal"):
-            thread.join(10)
+    open_for_all(gate)
 
 
 # ---- promises ------------------------------------------------------------------------------------------------
@@ -717,7 +723,7 @@ def test_close_with_promises_outstanding(strategy: Any, gate: Path, nothing_left
     assert kept() == 2
     promises = [env.step(3, blocking=False), env.call("add", 1)]
     env.close(timeout=0.1)
-    gate.touch()
+    open_for_all(gate)
     for promise in promises * 2:
         with pytest.raises(shoal.PoolClosed, match="this ExternalProcess is closed"):
             promise()
@@ -730,7 +736,7 @@ def test_close_from_another_thread(strategy: Any, gate: Path, nothing_left_behin
     promises = [env.step(3, blocking=False), env.call("add", 1)]
     with in_thread(promises[1]) as outcome:
         env.close(timeout=0.2)
-        gate.touch()
+        open_for_all(gate)
     assert isinstance(outcome[0], shoal.PoolClosed)
     with pytest.raises(shoal.PoolClosed):
         promises[0]()
