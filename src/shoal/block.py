@@ -83,6 +83,9 @@ def build_envs(env_fns: Sequence[Callable[[], Any]], start: int, interrupts: boo
         for env_id, env_fn in enumerate(env_fns, start):
             envs.append(modern(env_fn()))
             refuse_shared(seen, identity_of(envs[-1]), env_id)
+            if is_group(envs[-1]) != is_group(envs[0]):
+                one, other = ("several lanes", "just one")[:: 1 if is_group(envs[-1]) else -1]
+                raise BadEnv(f"env {env_id} has {one}, and env {start} {other}: give each kind a pool of its own")
             pairs.append(spaces_of(envs[-1]))
         return envs, _summarize(envs, pairs)
     except BaseException as error:
@@ -145,8 +148,6 @@ def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) 
             found.append(pair)
         which.append(found.index(pair))
     groups = [env for env in envs if is_group(env)]
-    if groups and len(groups) < len(envs):
-        raise BadEnv("some envs have several lanes, and others are single ones: give each kind a pool of its own")
     lanes = [Lanes(env.num_lanes, env.together, bool(getattr(env, "resets_alone", False)), env.can_be_absent,
                    tuple(getattr(env, "modes", MODES)),
                    None if env.lane_names is None else list(env.lane_names)) for env in groups]  # fmt: skip

@@ -157,8 +157,8 @@ class Pool:
         expected = len(env_fns)
         if batch_envs is not None:
             expected = whole_number("batch_envs", batch_envs, 1, len(env_fns))
-        elif batch_size is not None:
-            expected = whole_number("batch_size", batch_size, 1, 2**40)  # at most all lanes, once these are known
+        elif isinstance(batch_size, int):
+            expected = max(1, batch_size)  # it is checked when the number of lanes is known
         self.plan: Plan = make_plan(
             env_fns, backend, num_workers, min(expected, len(env_fns)), isolate, self._start_method, deadline
         )
