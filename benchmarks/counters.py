@@ -1,133 +1,111 @@
-"""What the counters of pool.stats() cost: 64 CartPoles with and without them, in turns, in one run.
+"""What the counters of pool.stats() cost: 64 CartPoles with and without them, batch by batch in turns.
 
-The C core is built twice for it, once with -DSHOAL_NO_COUNTERS. Each build lives in interpreters of its own, several
-times (two interpreters that do the same differ by a few percent all their lives), and steps when it is its turn. Under
-serial the CPU time of a step counts, which a busy machine leaves alone; elsewhere the wall clock does.
+The C core is built twice for it, once with -DSHOAL_NO_COUNTERS, and both are loaded into this interpreter. Each has a
+serial pool, where all that is counted, by the worker and for the caller, is counted in one thread. The pools make the
+same steps, a batch each in turn, and the CPU time of this thread counts: a busy machine hits all alike. Two pools that
+do the same differ by a percent or two all their lives, for where their memory lies, so each lives many times.
 
 - with, without: the counters
 - again: with them, once more: what the comparison itself can tell apart
-- before: an older checkout, built in place, whose folder `--before` names; so that the calls from Python count as well
 
-python benchmarks/counters.py --lives 10 --rounds 20
+python benchmarks/counters.py --lives 20 --rounds 500
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+import common
+import shoal
 import supervision
+from shoal import native
+from shoal.tools import doctor
+from shoal.tools.cli import progress
 
-NUM_ENVS, WORKERS = 64, 2
-BACKENDS = ("serial", "hybrid", "processes")
+NUM_ENVS = 64
 ROOT = Path(__file__).parent.parent
+WARM_UP = 50  # batches
 
 
-def build(folder: Path, flags: str) -> Path:
-    """Shoal as it is here, with a C core of its own."""
-    shutil.copytree(ROOT / "src" / "shoal", folder / "shoal", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+def build(folder: Path, flags: str) -> Any:
+    """The C core as it is here, compiled with these flags."""
     command = [sys.executable, "setup.py", "-q", "build_ext", "--force", "--build-lib", folder, "--build-temp", folder]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "SHOAL_CFLAGS": flags})
-    return folder
+    (library,) = (folder / "shoal" / "native").glob("_core*.so")
+    spec = importlib.util.spec_from_file_location("shoal.native._core", library)
+    assert spec is not None
+    assert spec.loader is not None
+    core = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(core)
+    return core
 
 
-def guest(backend: str) -> None:
-    """Step whenever a line comes in, and say how many steps a second that was."""
-    import numpy as np
-
-    import shoal
-
-    clock = time.process_time if backend == "serial" else time.perf_counter
-    envs = shoal.make("CartPole-v1", num_envs=NUM_ENVS, backend=backend, num_workers=WORKERS)
-    envs.reset(seed=0)
+def life(cores: dict[str, Any], rounds: int, number: int) -> dict[str, float]:
+    """Make a pool on each core, let them step in turns; the median CPU time of a batch, in microseconds."""
+    rng = random.Random(number)
+    pools = {}
+    for name in rng.sample(list(cores), len(cores)):
+        native.core = cores[name]
+        pools[name] = shoal.make("CartPole-v1", num_envs=NUM_ENVS, backend="serial")
+        pools[name].reset(seed=0)
     actions = [np.random.default_rng(i).integers(0, 2, NUM_ENVS) for i in range(64)]
-    print(json.dumps([shoal.__file__, shoal.native.KIND]), flush=True)
-    for line in sys.stdin:
-        for calls in range(20):  # wakes the workers
-            envs.step(actions[calls])
-        seconds, calls, start = float(line), 0, clock()
-        while clock() - start < seconds:
-            for _ in range(10):
-                envs.step(actions[calls % 64])
-                calls += 1
-        print(json.dumps(calls * NUM_ENVS / (clock() - start)), flush=True)
-    envs.close()
+    times: dict[str, list[int]] = {name: [] for name in pools}
+    for turn in range(WARM_UP + rounds):
+        for name in rng.sample(list(pools), len(pools)):
+            start = time.thread_time_ns()
+            pools[name].step(actions[turn % 64])
+            taken = time.thread_time_ns() - start
+            if turn >= WARM_UP:
+                times[name].append(taken)
+    for pool in pools.values():
+        pool.close()
+    return {name: statistics.median(taken) / 1e3 for name, taken in times.items()}
 
 
 def main() -> None:
     """Run what the command line asks for."""
-    import common
-    from shoal.tools import doctor
-    from shoal.tools.cli import progress
-
-    parser = common.parser(str(__doc__).partition("\n")[0], 0.1, 20)
-    parser.add_argument("--lives", type=int, default=10, help="how many interpreters each variant gets, one by one")
-    parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)
-    parser.add_argument("--before", type=Path, metavar="DIR", help="an older checkout, built in place")
-    parser.add_argument("--guest", help="for the script's own use")
+    parser = common.parser(str(__doc__).partition("\n")[0], 0.0, 500)
+    parser.add_argument("--lives", type=int, default=20, help="how many pools each variant gets, one after another")
     options = parser.parse_args()
-    if options.guest:
-        guest(options.guest)
-        return
-    lives: dict[str, list[dict[str, list[float]]]] = {backend: [] for backend in options.backends}
     with tempfile.TemporaryDirectory() as work:
-        sources = {
-            "without": build(Path(work, "without"), "-DSHOAL_NO_COUNTERS"),
-            "with": build(Path(work, "with"), ""),
-        }
-        sources["again"] = sources["with"]
-        if options.before:
-            sources["before"] = options.before.resolve() / "src"
-        with progress(len(lives) * options.lives * options.rounds * len(sources)) as notify:
-            for backend in options.backends:
-                for number in range(options.lives):
-                    order = random.Random(number).sample(list(sources), len(sources))
-                    found = {name: supervision.Variant(backend, sources[name], __file__) for name in order}
-                    assert all(v.version[0].startswith(str(sources[n])) for n, v in found.items()), "another Shoal"
-                    assert all(v.version[1] == "native" for v in found.values()), "no C core was built"
-                    life: dict[str, list[float]] = {name: [] for name in sources}
-                    for turn in range(-2, options.rounds):  # the first two only warm up
-                        for name in random.Random(turn).sample(order, len(order)):
-                            rate = found[name].run(options.seconds)
-                            if turn >= 0:
-                                notify(f"{backend}, life {number + 1}: {name}")
-                                life[name].append(rate)
-                    lives[backend].append(life)
-                    for variant in found.values():
-                        variant.close()
-    ratios = report(lives)
+        cores = {"without": build(Path(work, "without"), "-DSHOAL_NO_COUNTERS"), "with": build(Path(work, "with"), "")}
+    cores["again"] = cores["with"]
+    lives = []
+    with progress(options.lives) as notify:
+        for number in range(options.lives):
+            notify(f"life {number + 1}")
+            lives.append(life(cores, options.rounds, number))
+    document = {"machine": doctor.facts(), "microseconds": lives, "ratios": report(lives)}
     options.out.mkdir(parents=True, exist_ok=True)
-    document = {"machine": doctor.facts(), "lives": lives, "ratios": ratios}
     (options.out / "counters.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def report(lives: dict[str, list[dict[str, list[float]]]]) -> dict[str, dict[str, list[float]]]:
-    """Print how much slower each variant is than the one without counters, and return it."""
-    grid = Table(title=f"{NUM_ENVS} CartPoles: steps/s against those without counters", title_justify="left")
-    for head in ("backend", "variant", "steps/s", "/ without (95 % interval)"):
-        grid.add_column(head, justify="left" if head in ("backend", "variant") else "right")
-    ratios: dict[str, dict[str, list[float]]] = {}
-    for backend, found in lives.items():
-        for name in found[0]:
-            each = [
-                statistics.median(mine / theirs for mine, theirs in zip(life[name], life["without"], strict=True))
-                for life in found
-            ]
-            middle, (low, high) = statistics.median(each), supervision.interval(each)
-            ratios.setdefault(backend, {})[name] = [low, middle, high]
-            rate = statistics.median(rate for life in found for rate in life[name])
-            grid.add_row(backend, name, f"{rate:,.0f}", f"{middle:.4f} ({low:.4f}..{high:.4f})")
+def report(lives: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Print by how much a batch takes longer than without the counters, and return it."""
+    grid = Table(title=f"a batch of {NUM_ENVS} CartPoles, serial", title_justify="left")
+    for head in ("", "CPU microseconds", "/ without (95 % interval)"):
+        grid.add_column(head, justify="right" if head else "left")
+    ratios = {}
+    for name in sorted(lives[0], reverse=True):
+        each = [one[name] / one["without"] for one in lives]
+        low, high = supervision.interval(each)
+        ratios[name] = [low, statistics.median(each), high]
+        middle = statistics.median(one[name] for one in lives)
+        grid.add_row(name, f"{middle:.1f}", f"{ratios[name][1]:.4f} ({low:.4f}..{high:.4f})")
     Console().print(grid)
     return ratios
 

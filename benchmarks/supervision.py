@@ -33,12 +33,12 @@ VARIANTS: dict[str, dict[str, Any]] = {"bare": {}, "default": {}, "restart": EVE
 
 
 class Variant:
-    """One interpreter with a pool, asked over a pipe; it runs `script` with `--guest name`."""
+    """One interpreter with a pool, asked over a pipe."""
 
-    def __init__(self, name: str, source: Path | None = None, script: str = __file__):
+    def __init__(self, name: str, source: Path | None = None):
         path = os.pathsep.join([str(source)] if source else [])
         env = {**os.environ, "PYTHONPATH": path} if path else dict(os.environ)
-        command = [sys.executable, script, "--guest", name]
+        command = [sys.executable, __file__, "--guest", name]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         self.version = self._read()
 

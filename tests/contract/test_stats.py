@@ -105,56 +105,50 @@ def test_nested_spaces_take_the_long_way_and_count_alike(backend: str) -> None:
 
 
 def test_the_slowest_env_is_found(backend: str) -> None:
-    envs = [partial(SleepEnv, 0.01 if i == 5 else 0.0) for i in range(7)]
+    envs = [partial(SleepEnv, 0.1 if i == 5 else 0.0) for i in range(7)]
     with Pool(envs, backend=backend, num_workers=3) as pool:
-        slowest = run(pool, 5).slowest_env
+        slowest = run(pool, 3).slowest_env
         assert slowest is not None
         assert slowest.env_id == 5
-        assert slowest.longest >= slowest.mean >= 0.01
+        assert slowest.longest >= slowest.mean >= 0.1
 
 
 @pytest.mark.parametrize("parallel", ["threads", "processes", "hybrid"])
 def test_waiting_for_a_slow_env_is_waiting_for_stragglers(parallel: Any) -> None:
-    envs = [partial(SleepEnv, 0.05 if i == 3 else 0.0) for i in range(4)]
+    envs = [partial(SleepEnv, 0.1 if i == 3 else 0.0) for i in range(4)]
     with Pool(envs, backend=parallel, num_workers=4) as pool:
-        stats = run(pool, 12)
-        shares = vars(stats.shares)
-        assert max(shares, key=lambda name: shares[name]) == "stragglers"
-        assert "waiting for stragglers" in stats.verdict
-        assert "the slowest env is 3 " in stats.verdict
-        assert "batch_size < num_envs" in stats.verdict
+        stats = run(pool, 4)
+        # Three of four workers wait for the last: 0.075 s in each batch, less if they themselves are late.
+        assert stats.shares.stragglers * stats.seconds > 0.1
+        assert stats.shares.stragglers < 1
 
 
-def test_a_slow_caller_is_named(backend: str) -> None:
+def test_the_callers_own_work_is_counted(backend: str) -> None:
     with Pool(CountEnv, 3, backend=backend, num_workers=2) as pool:
         pool.reset(seed=0)
         before = pool.stats()
         for _ in range(12):
             pool.step(zeros(3))
-            time.sleep(0.02)
+            time.sleep(0.005)
         stats = pool.stats() - before
-        shares = vars(stats.shares)
-        assert max(shares, key=lambda name: shares[name]) == "caller"
-        assert "faster envs will not help" in stats.verdict
+        assert stats.shares.caller * stats.seconds >= 12 * 0.005
 
 
 def test_the_callers_time_counts_until_now(backend: str) -> None:
     with Pool(CountEnv, 2, backend=backend) as pool:
-        before = run(pool, 1)
         start = pool.stats()
-        time.sleep(0.05)
-        assert (pool.stats() - start).shares.caller > 0.5
-        assert before.batches == 1
+        time.sleep(0.02)
+        stats = pool.stats() - start
+        assert stats.shares.caller * stats.seconds >= 0.02
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step"])
-def test_slow_resets_are_named(backend: str, autoreset: Any) -> None:
+def test_resets_are_told_from_steps(backend: str, autoreset: Any) -> None:
     make = partial(SleepEnv, reset=0.02, length=1)
     with Pool(make, 1, backend=backend, autoreset=autoreset) as pool:
-        stats = run(pool, 20)
-        shares = vars(stats.shares)
-        assert max(shares, key=lambda name: shares[name]) == "resets"
-        assert "resets take" in stats.verdict
+        stats = run(pool, 8)
+        assert stats.shares.resets > stats.shares.envs
+        assert stats.workers[0].busy * stats.seconds >= (4 if autoreset == "next_step" else 8) * 0.02
 
 
 def test_faces_that_take_only_a_step_count_what_they_copy() -> None:

@@ -102,8 +102,7 @@ def test_the_policy_takes_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["profile", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["policy_ms"] == 10
-    assert found["shares"]["caller"] > 0.5
-    assert "the caller's own work" in found["verdict"]
+    assert found["shares"]["caller"] * found["seconds"] >= 0.01 * (found["batches"] - 1)
 
 
 def test_it_saves_json_and_a_plot(tmp_path: Path) -> None:
