@@ -29,7 +29,7 @@ from shoal.messages import (
     Reply,
     StepperConfig,
 )
-from shoal.native import twin
+from shoal.native import counters, twin
 from shoal.remote import PackedError, pack_error
 from shoal.slab import FRAME_FIELDS, Slab
 from shoal.spaces import assemble, flatten
@@ -251,7 +251,7 @@ class GroupStepper:
         if began.any():
             fresh = lanes[began]
             self._run_return[fresh] = self._run_length[fresh] = 0
-            self._stats[twin.STAT_EPISODES] += len(fresh)
+            self._stats[counters.STAT_EPISODES] += len(fresh)
         self._ended[lanes] = over & ~began
 
     def _publish(self, parts: list[Array], began_ns: int) -> None:

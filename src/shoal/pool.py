@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import inspect
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -225,7 +224,6 @@ class Pool:
             self.order == "fifo", spin_pool, self.step_timeout, self._policy, groups, window,
             self._break,
         )  # fmt: skip
-        self._began_ns = time.monotonic_ns()
         return specs
 
     def _window(self) -> int:
@@ -299,9 +297,10 @@ class Pool:
         return self._scheduler.pending
 
     def stats(self) -> PoolStats:
-        """Counts and times since the start."""
+        """Counts since the start, and where the time went; print it. For an interval, subtract an earlier one."""
         self._check_usable()
-        return PoolStats.read(self._slab.array("stats"), self._began_ns)
+        blocks = [list(worker.env_ids) for worker in self._crew.workers]
+        return PoolStats.read(self._slab, self.plan.backend, self.batch_size, blocks)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.plan.backend}, {self.plan.num_workers} workers"

@@ -94,6 +94,7 @@ class Scheduler:
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._done_ns = slab.array("done_ns")
         self._lanes.refuse_with(_concurrent)
+        data.handed = self._lanes.handed
         self._vigil = Vigil(slab, crew, self._owner, step_timeout)
         self._healer = Healer(slab, crew, data, self._state, self._lanes, groups, policy, on_death)
         self._replaces = policy.replaces
@@ -121,6 +122,7 @@ class Scheduler:
 
     def send(self, actions: Any, ids: Ids | None) -> None:
         """Ask lanes (None: all) for a step."""
+        self._lanes.arrive()
         lanes = self._all_ids if ids is None else ids
         if self._groups.some:
             self._groups.check_whole(lanes, "send")
@@ -158,6 +160,7 @@ class Scheduler:
     ) -> None:
         """Ask lanes for a reset, one seed and options each; what they are still busy with is waited for and dropped."""
         self._groups.check_whole(ids, "reset")
+        self._lanes.arrive()
         self.drop(ids, deadline)
         with self._lanes:
             now = ids if not self._healer.troubled else self._healer.sort_out(ids)[0]
@@ -259,6 +262,7 @@ class Scheduler:
 
     def wait_next(self, need: int, deadline: Deadline, least: int | None = None) -> Ready:
         """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done."""
+        self._lanes.arrive()
         if least is not None and least <= self._pending < need:
             need = self._pending
         wanted = None
@@ -289,6 +293,7 @@ class Scheduler:
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
+        self._lanes.arrive()
         idle = ids[~self._is_busy(ids)]
         if len(idle):
             raise NothingPending(f"envs {idle[:8].tolist()} were not sent to: there is nothing to wait for")

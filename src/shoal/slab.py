@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shoal import procs
 from shoal.errors import StartError
+from shoal.native import counters
 from shoal.spaces import Kind, Leaf
 
 __all__ = ["Field", "Layout", "Slab", "anonymous_file"]
@@ -96,6 +97,10 @@ class Layout:
             ("worker_bells", np.uint32, (workers, BELL_WORDS)),
             ("mail", np.uint32, (workers, BELL_WORDS)),
             ("stats", np.int64, (workers, LINE // 8)),
+            ("episode_sums", np.float64, (workers, LINE // 8)),
+            ("step_times", np.int64, (workers, counters.TIME_BUCKETS)),
+            ("pool_stats", np.int64, (2 * LINE // 8,)),
+            ("lane_stats", np.int64, (lanes, counters.LANE_STATS)),
         ]
         wanted += [(name, dtype, (lanes,)) for name, dtype in LANE_FIELDS.items()]
         for i, leaf in enumerate(action_leaves):

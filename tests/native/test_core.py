@@ -22,6 +22,7 @@ from gymnasium import spaces
 from native.rig import KINDS, Rig, ids, load
 from shoal.errors import BadObservation
 from shoal.native import MIXED_SLOTS, twin
+from shoal.native.counters import LANE_NS, LANE_STEPS, STAT_AT, STAT_BUSY_NS, STAT_PASSES, STAT_STEPS
 from shoal.native.twin import (
     COLLECT_ALARM,
     COLLECT_TIMEOUT,
@@ -204,13 +205,19 @@ def test_publish_answers_what_was_asked(kind: str, lane: int) -> None:
     block = rig.blocks[lane // 2]
     assert block.asked(out) == 1
     assert out[0] == lane
+    block.enter(lane)
+    assert rig.array("stats")[lane // 2, STAT_AT] == lane + 1
+    time.sleep(0.001)
+    block.leave(lane)
+    assert rig.array("lane_stats")[lane, LANE_STEPS] == 1
+    assert rig.array("lane_stats")[lane, LANE_NS] >= 1_000_000
     before = time.monotonic_ns()
     block.publish(ids(lane), before - 1000)
     assert rig.collect(1, deadline_ns=soon())[1] == [lane]
     assert before <= rig.array("done_ns")[lane] <= time.monotonic_ns()
     stats = rig.array("stats")[lane // 2]
-    assert stats[twin.STAT_STEPS] == 1
-    assert stats[twin.STAT_BUSY_NS] >= 1000
+    assert (stats[STAT_STEPS], stats[STAT_PASSES], stats[STAT_AT]) == (1, 1, 0)
+    assert stats[STAT_BUSY_NS] >= 1000
     assert block.asked(out) == 0
 
 

@@ -25,7 +25,7 @@ LAYERS = (
     ("state", "messages"),
     ("rows", "groups", "block", "measurement"),
     ("group_stepper",),
-    ("specs", "stats", "batch", "snapshot", "emulation"),
+    ("specs", "stats", "verdict", "batch", "snapshot", "emulation"),
     ("frames",),
     ("backends",),
     ("crew",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shoal.native import twin
+from shoal.native import counters, twin
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
@@ -15,7 +15,7 @@ __all__ = [
 
 # The numbers that the C headers use.
 OP_STEP, OP_RESET, OP_RESTART = twin.OP_STEP, twin.OP_RESET, twin.OP_RESTART
-STAT_STEPS, STAT_AT, STAT_SINCE_NS = twin.STAT_STEPS, twin.STAT_AT, twin.STAT_SINCE_NS
+STAT_STEPS, STAT_AT, STAT_SINCE_NS = counters.STAT_STEPS, counters.STAT_AT, counters.STAT_SINCE_NS
 COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = (
     twin.COLLECT_TIMEOUT, twin.COLLECT_ALARM, twin.IN_USE, twin.NOT_TAKEN
 )  # fmt: skip
