@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import Space
 
@@ -20,12 +19,14 @@ from shoal import native
 from shoal.adapters.layers import get_attr
 from shoal.adapters.modern import modern
 from shoal.errors import BadEnv, BadObservation, SpaceMismatch
+from shoal.group import MODES, is_group
 from shoal.messages import (
     NO_SEED,
     RESTART_INFO,
     STATUS_ERROR,
     STATUS_FINAL,
     STATUS_NOTE,
+    Lanes,
     Note,
     Order,
     Reply,
@@ -35,7 +36,7 @@ from shoal.messages import (
 from shoal.native import twin
 from shoal.remote import PackedError, pack_error
 from shoal.slab import FRAME_FIELDS, Slab
-from shoal.spaces import Kind, Leaf, assemble, flatten, write_observation
+from shoal.spaces import Kind, Leaf, array_leaves, assemble, flatten, write_observation
 from shoal.state import EnvState, load_env, save_env
 
 __all__ = ["Stepper", "build_envs", "close_envs"]
@@ -105,14 +106,19 @@ def close_envs(envs: list[Any], start: int) -> list[tuple[int, PackedError]]:
 
 
 def spaces_of(env: Any) -> tuple[Space[Any], Space[Any]]:
-    """The env's (observation, action) spaces. Raises BadEnv if it is no env."""
+    """The (observation, action) spaces of an env, or of one of its lanes. Raises BadEnv if it is no env."""
+    if is_group(env):
+        pair = (env.single_observation_space, env.single_action_space)
+        for what, space in zip(("observation", "action"), pair, strict=True):
+            array_leaves(what, space, "a batch")
+        return pair
     _check_env(env)
     return env.observation_space, env.action_space
 
 
 def identity_of(env: Any) -> int:
     """Which object it is, whatever is wrapped around it."""
-    return id(getattr(env, "unwrapped", env))
+    return id(env.env if is_group(env) else getattr(env, "unwrapped", env))
 
 
 def refuse_shared(seen: dict[int, int], identity: int, env_id: int) -> None:
@@ -126,8 +132,6 @@ def refuse_shared(seen: dict[int, int], identity: int, env_id: int) -> None:
 
 
 def _check_env(env: Any) -> None:
-    if isinstance(env, gymnasium.vector.VectorEnv):
-        raise BadEnv(f"the env function returned {env!r}, which is a vector env already: return single envs")
     missing = [name for name in ("step", "reset", "observation_space", "action_space") if not hasattr(env, name)]
     if missing:
         raise BadEnv(f"the env function returned {env!r}, which is no Gymnasium env: it has no {', '.join(missing)}")
@@ -140,10 +144,16 @@ def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) 
         if pair not in found:
             found.append(pair)
         which.append(found.index(pair))
-    first = envs[0]
+    groups = [env for env in envs if is_group(env)]
+    if groups and len(groups) < len(envs):
+        raise BadEnv("some envs have several lanes, and others are single ones: give each kind a pool of its own")
+    lanes = [Lanes(env.num_lanes, env.together, bool(getattr(env, "resets_alone", False)), env.can_be_absent,
+                   tuple(getattr(env, "modes", MODES)),
+                   None if env.lane_names is None else list(env.lane_names)) for env in groups]  # fmt: skip
+    first = groups[0].env if groups else envs[0]
     return Summary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
-        getattr(first, "spec", None), [identity_of(env) for env in envs],
+        getattr(first, "spec", None), [identity_of(env) for env in envs], lanes,
     )  # fmt: skip
 
 

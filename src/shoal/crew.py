@@ -13,16 +13,16 @@ import numpy as np
 from shoal import native, procs
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.base import Worker, split
-from shoal.backends.batched import BATCHED, BatchedWorker
 from shoal.backends.inline import InlineWorker, SilentBell
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
 from shoal.backends.threads import EventBell, ThreadWorker
 from shoal.block import refuse_shared
 from shoal.deadline import Deadline
-from shoal.errors import PoolClosed, ShoalError, SpaceMismatch, StartError
-from shoal.messages import StepperConfig, Summary
+from shoal.errors import BadEnv, PoolClosed, ShoalError, SpaceMismatch, StartError
+from shoal.messages import Lanes, StepperConfig, Summary
 from shoal.remote import PackedError
+from shoal.rows import BATCHED
 from shoal.slab import Slab
 
 __all__ = ["BACKENDS", "Crew", "Repair"]
@@ -33,8 +33,12 @@ BACKENDS = ("serial", "threads", "processes", "hybrid", *BATCHED)
 class Crew:
     """Workers that own contiguous blocks of envs.
 
+    Attributes:
+        blocks: the lanes of each worker, (start, stop): one for each env, until envs say that they have several.
+        groups: what envs with several lanes have said, in their order; empty where all have one.
+
     Args:
-        env_fns: one per env; under a batched backend, the same one that makes them all.
+        env_fns: one per env; under a batched backend, one that makes them all.
         backend: one of BACKENDS.
         count: how many workers; under hybrid the caller is one of them.
         start_timeout: seconds until a worker that is hired later must have built its envs.
@@ -48,7 +52,9 @@ class Crew:
         start_method: str,
         start_timeout: float | None = None,
     ):
-        self.blocks = split(len(env_fns), count)
+        self._env_blocks = split(len(env_fns), count)
+        self.blocks = list(self._env_blocks)
+        self.groups: list[Lanes] = []
         self._backend, self._start_method, self._start_timeout = backend, start_method, start_timeout
         self.workers: list[Worker] = []
         self.processes: list[ProcessWorker] = []
@@ -70,22 +76,20 @@ class Crew:
 
     def _hire(self, env_fns: Sequence[EnvFn]) -> None:
         if self._backend in ("processes", "hybrid"):
-            own = self.blocks[0][1] if self._backend == "hybrid" else 0
+            own = self._env_blocks[0][1] if self._backend == "hybrid" else 0
             self._pickled = [b""] * own + pickle_env_fns(env_fns[own:], own)
             self._registry = registry_additions()
-        for index, (start, stop) in enumerate(self.blocks):
-            if self._backend in BATCHED:
-                self.workers.append(BatchedWorker(index, start, stop, env_fns[start]))
-            elif self._backend == "threads":
+        for index, (start, stop) in enumerate(self._env_blocks):
+            if self._backend == "threads":
                 self.workers.append(ThreadWorker(index, start, stop, env_fns[start:stop]))
-            elif self._backend == "serial" or (self._backend == "hybrid" and index == 0):
+            elif self._backend in ("serial", *BATCHED) or (self._backend == "hybrid" and index == 0):
                 self.workers.append(InlineWorker(index, start, stop, env_fns[start:stop]))
             else:
                 self.processes.append(self._new_process(index))
                 self.workers.append(self.processes[-1])
 
     def _new_process(self, index: int, start_method: str | None = None) -> ProcessWorker:
-        start, stop = self.blocks[index]
+        start, stop = self._env_blocks[index]
         method = start_method or self._start_method
         return ProcessWorker(index, start, stop, self._pickled[start:stop], self._registry, method)
 
@@ -115,7 +119,21 @@ class Crew:
             everybody = [identity for summary in summaries for identity in summary.identities]
             for env_id, identity in enumerate(everybody):
                 refuse_shared(seen, identity, env_id)
+        self._settle(summaries)
         return summaries
+
+    def _settle(self, summaries: Sequence[Summary]) -> None:
+        """Give each worker the lanes that its envs have."""
+        self.groups = [lanes for summary in summaries for lanes in summary.lanes]
+        if not self.groups:
+            return
+        if not all(summary.lanes for summary in summaries):
+            raise BadEnv("some envs have several lanes, and others are single ones: give each kind a pool of its own")
+        sizes = [sum(lanes.size for lanes in summary.lanes) for summary in summaries]
+        stops = np.cumsum(sizes).tolist()
+        self.blocks = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+        for worker, (start, stop) in zip(self.workers, self.blocks, strict=True):
+            worker.start, worker.stop = start, stop
 
     def _launch(self, worker: Worker) -> None:
         if isinstance(worker, ProcessWorker):
@@ -204,8 +222,9 @@ class Crew:
         worker = repair.worker = self._new_process(index, method)
         self._launch(worker)
         summary = worker.built(deadline)
-        if _spaces(summary) != _spaces(self._summaries[index]):
+        if _shape(summary) != _shape(self._summaries[index]):
             raise SpaceMismatch(f"the envs of worker {index} have other spaces than before its restart")
+        worker.start, worker.stop = self.blocks[index]
         # Nobody else writes there now: the old worker is gone, and lanes are not sent to while it is away.
         for field in ("worker_bells", "mail"):
             self._slab.array(field)[index] = 0
@@ -335,5 +354,5 @@ def _quietly(act: Callable[[], None]) -> None:
         act()
 
 
-def _spaces(summary: Summary) -> list[Any]:
-    return [summary.spaces[which] for which in summary.which]
+def _shape(summary: Summary) -> Any:
+    return [summary.spaces[which] for which in summary.which], summary.lanes

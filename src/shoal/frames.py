@@ -69,6 +69,8 @@ class Frames:
         self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
         self._slot = slab.array("slot")
         self._fields = {name: slab.array(name) for name in FIELDS}
+        if "present" in slab.layout.fields:
+            self._fields["present"] = slab.array("present")
         self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
         self._objects: list[list[Any]] = [[None] * self._count for _ in self._leaves]
         self._all_ids, self._mask = np.arange(self._count), np.ones(self._count, np.bool_)
@@ -87,10 +89,10 @@ class Frames:
     def batch(self, ready: Ready) -> Batch:
         """All fields of the lanes."""
         take = self.take
-        mask = self._mask[: len(ready.ids)]
+        mask = take(ready, "present") if "present" in self._fields else self._mask[: len(ready.ids)].copy()
         return Batch(
             self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
-            dict(ready.infos), ready.ids.copy(), mask.copy(),
+            dict(ready.infos), ready.ids.copy(), mask,
             take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
         )  # fmt: skip
 

@@ -1,5 +1,5 @@
 """An env that has several lanes: the protocol that adapters of vector envs, of envs with many agents and of envs on
-devices speak, and that `shoal.batched` runs.
+devices speak, and that `shoal.group_stepper` runs.
 
 A lane is one row of the batch. All lanes of such an env, its **group**, are neighbours, and belong to one worker.
 """
@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-__all__ = ["Answers", "GroupEnv", "Infos"]
+__all__ = ["MODES", "Answers", "GroupEnv", "Infos", "is_group"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
+
+MODES = ("next_step", "same_step", "disabled")
 
 # One dict for each row of the Answers, or None where all of them are empty.
 Infos = Sequence[dict[str, Any]] | None
@@ -50,16 +52,38 @@ class Answers:
     final: list[Array]
     has_final: Flags
 
+    @classmethod
+    def scratch(cls, leaves: Sequence[Any], count: int, finals: bool = False) -> Answers:
+        """Room for so many rows that is no batch's; `leaves` are those of the observation space."""
+        names = ("terminated", "truncated", "began", "present", "has_final")
+        return cls(
+            obs=[np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves],
+            final=[np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves if finals],
+            reward=np.zeros(count),
+            **{name: np.zeros(count, np.bool_) for name in names},
+        )
+
+    def clear(self) -> None:
+        """As an env gets them."""
+        for array in (self.reward, self.terminated, self.truncated, self.began, self.has_final):
+            array.fill(0)
+        self.present.fill(True)
+
 
 class GroupEnv(Protocol):
-    """An env with several lanes. Resets by itself, as the autoreset mode says that it was told of."""
+    """An env with several lanes. Resets by itself, as the autoreset mode says that it was told of.
+
+    `modes` and `resets_alone` may be left out: it can do all of them then, and False.
+    """
 
     num_lanes: int
     single_observation_space: Space[Any]  # of one lane
     single_action_space: Space[Any]
     lane_names: Sequence[Any] | None  # of agents, one for each lane; None where lanes have no names
-    together: bool  # whether all lanes must be reset and stepped at once
+    together: bool  # whether all lanes must be stepped at once
+    resets_alone: bool  # whether lanes that are stepped together can still be reset one by one
     can_be_absent: bool  # whether `present` is ever False
+    modes: Sequence[str]  # the autoreset modes that it can do
 
     @property
     def env(self) -> Any:
@@ -68,11 +92,7 @@ class GroupEnv(Protocol):
 
     def use(self, autoreset: str) -> None:
         """How lanes go on after an episode's end: "next_step" (the next step begins an episode, whatever its action),
-        "same_step" (at once: `obs` is the first observation, `final` the last) or "disabled" (the caller resets).
-
-        Raises:
-            BadEnv: it cannot do that.
-        """
+        "same_step" (at once: `obs` is the first observation, `final` the last) or "disabled" (the caller resets)."""
         ...
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
@@ -87,3 +107,8 @@ class GroupEnv(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
+
+
+def is_group(env: Any) -> bool:
+    """Whether an env speaks this protocol."""
+    return isinstance(getattr(env, "num_lanes", None), int) and hasattr(env, "use")

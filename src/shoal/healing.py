@@ -24,6 +24,7 @@ from shoal.crew import Crew, Repair
 from shoal.deadline import Deadline
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
 from shoal.frames import Frames
+from shoal.groups import Groups
 from shoal.messages import STATUS_ERROR, STATUS_NOTE, Order
 from shoal.remote import PackedError
 from shoal.restarts import Loss, Restarts
@@ -48,24 +49,21 @@ class HealthPolicy:
         recycle_after: bytes that a worker may grow by until it is replaced at an episode's end; None for any.
     """
 
-    same_step: bool
+    same_step: bool = False
     restart: bool = False
     max_restarts: int = 10
     window: float = 600.0
     recycle_after: int | None = None
 
     @classmethod
-    def checked(
-        cls, same_step: bool, on_error: str, max_restarts: Any, restart_window: Any, recycle_after: Any
-    ) -> HealthPolicy:
+    def checked(cls, on_error: str, max_restarts: Any, restart_window: Any, recycle_after: Any) -> HealthPolicy:
         """From a pool's options. Raises ValueError for those that make no sense."""
         check_choice("on_error", on_error, ("raise", "restart"))
         return cls(
-            same_step,
-            on_error == "restart",
-            whole_number("max_restarts", max_restarts, 1, 10**9),
-            positive_number("restart_window", restart_window),
-            None if recycle_after is None else whole_number("recycle_after", recycle_after, 1, 2**62),
+            restart=on_error == "restart",
+            max_restarts=whole_number("max_restarts", max_restarts, 1, 10**9),
+            window=positive_number("restart_window", restart_window),
+            recycle_after=None if recycle_after is None else whole_number("recycle_after", recycle_after, 1, 2**62),
         )
 
     @property
@@ -94,6 +92,7 @@ class Healer:
     Args:
         state: uint8 [lanes], as the core has it.
         lanes: the core's Lanes.
+        groups: which lanes are one env's, and are lost together.
         on_death: closes the pool; returns the error to raise.
     """
 
@@ -104,6 +103,7 @@ class Healer:
         data: Frames,
         state: Any,
         lanes: Any,
+        groups: Groups,
         policy: HealthPolicy,
         on_death: Callable[[ShoalError], ShoalError],
     ):
@@ -114,6 +114,7 @@ class Healer:
         self._asked: dict[int, Held] = {}  # the last request of a lane that was no plain step
         self._crew, self._data, self._state, self._lanes, self._on_death = crew, data, state, lanes, on_death
         self._owner, self._frames = crew.owner_of_lanes(), slab.layout.frames
+        self._groups = groups
         self._slot, self._op, self._status = slab.array("slot"), slab.array("op"), slab.array("status")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         # Of the last answer that the caller has seen.
@@ -240,19 +241,23 @@ class Healer:
         """All lanes go on from what is in this frame."""
         self._seen_slot[:] = slot
 
-    def retry(self, lane: int, error: PackedError) -> bool:
-        """An env raised, and its answer was taken: hold its request for a new one. False when that was too often."""
+    def retry(self, lanes: Ids, error: PackedError) -> bool:
+        """The env of these lanes raised, and its answer was taken: hold its request for a new one. False when that was
+        too often."""
         if not self.policy.restart:
             return False
-        loss = Loss("raised", f"env {lane} raised in {error.during}: {error.summary}", rebuild=True, culprit=lane)
-        delay = self.restarts.blame(lane, self._has_worked([lane]))
+        first = int(lanes[0])
+        loss = Loss("raised", f"env {first} raised in {error.during}: {error.summary}", rebuild=True, culprit=first)
+        delay = self.restarts.blame(first, self._has_worked(lanes.tolist()))
         if delay is None:
-            self.restarts.due[lane] = loss  # a reset will still give it a new env
+            self.restarts.due.update(dict.fromkeys(lanes.tolist(), loss))  # a reset will still give it a new env
             self.troubled = True
             return False
         log.warning("restarting: %s", loss.text)
-        self.restarts.lose(lane, loss)
-        self._take_back(lane, True, time.monotonic_ns() + int(delay * 1e9))
+        not_before_ns = time.monotonic_ns() + int(delay * 1e9)
+        for lane in lanes.tolist():
+            self.restarts.lose(lane, loss)
+            self._take_back(lane, True, not_before_ns)
         return True
 
     def _has_worked(self, lanes: Iterable[int]) -> bool:
@@ -315,6 +320,7 @@ class Healer:
         for lane in worker.env_ids:
             self.restarts.lose(lane, loss)
             self._orphan(worker, lane, lane == error.env_id)
+        self._settle_requests(worker)
         self._heavy.discard(worker.index)
         self._leaving.discard(worker.index)
         self._crew.replace(worker, delay)
@@ -324,13 +330,18 @@ class Healer:
         """A lane's worker is gone. An answer that is whole will be delivered; anything less is asked for again."""
         if not self._state[lane]:
             return
-        whole = self._answered[lane] == self._requested[lane]
+        last = self._groups.last_of(lane)  # which answers last: a group is whole or not
+        whole = self._answered[last] == self._requested[last]
         if whole and self._status[self._slot[lane], lane] & STATUS_NOTE:
             whole = worker.has_note(lane, int(self._requested[lane]))
         if not whole:
             self._state[lane] = 0
-            self._answered[lane] = self._requested[lane]  # the new worker must not find half a request
             self._take_back(lane, guilty)
+
+    def _settle_requests(self, worker: Worker) -> None:
+        """The new worker must not find half a request."""
+        lanes = slice(worker.start, worker.stop)
+        self._answered[lanes] = self._requested[lanes]
 
     def _try_again(self, repair: Repair, error: ShoalError | None) -> None:
         """A new worker could not be started."""
@@ -406,7 +417,8 @@ class Healer:
         growth = ((worker.memory or 0) - (worker.memory_at_start or 0)) / 2**20
         loss = Loss("recycled", f"worker {worker.index} had grown by {growth:.0f} MiB", rebuild=False)
         # Under same_step the next episode has begun, and its first observation was seen.
-        moving = (lanes if self.policy.same_step else lanes[~self._data.ended(lanes)]).tolist()
+        whole = self.policy.same_step or self._groups.some
+        moving = (lanes if whole else lanes[~self._data.ended(lanes)]).tolist()
         deadline = Deadline.after(SAVE_TIMEOUT)
         try:
             saved = worker.reply(worker.call("save", moving), deadline) if moving else []
@@ -419,3 +431,4 @@ class Healer:
             if lane not in states:
                 self.restarts.lose(lane, loss)
             self._orphan(worker, lane, False)
+        self._settle_requests(worker)

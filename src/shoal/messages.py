@@ -10,8 +10,8 @@ from gymnasium import Space
 from shoal.remote import PackedError
 
 __all__ = [
-    "NO_SEED", "RESTART_INFO", "STATUS_ERROR", "STATUS_FINAL", "STATUS_NOTE", "Note", "Order", "Reply", "StepperConfig",
-    "Summary",
+    "NO_SEED", "RESTART_INFO", "STATUS_ERROR", "STATUS_FINAL", "STATUS_NOTE", "Lanes", "Note", "Order", "Reply",
+    "StepperConfig", "Summary",
 ]  # fmt: skip
 
 # Bits of an answer's status: something lies in the side channel; the env raised; its last observation is in `final`.
@@ -59,6 +59,17 @@ class Order(NamedTuple):
     report: dict[str, Any]
 
 
+class Lanes(NamedTuple):
+    """What a worker tells about an env that has several lanes; as in `shoal.group.GroupEnv`."""
+
+    size: int
+    together: bool
+    resets_alone: bool
+    can_be_absent: bool
+    modes: tuple[str, ...]
+    names: list[Any] | None
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a worker tells about its envs once they are built."""
@@ -69,6 +80,7 @@ class Summary:
     render_mode: str | None
     spec: Any
     identities: list[int] = field(default_factory=list)  # which objects the envs are, within their own process
+    lanes: list[Lanes] = field(default_factory=list)  # of each env; empty where all have just one
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
-from shoal.backends.batched import BATCHED
 from shoal.backends.processes import ProcessWorker
 from shoal.cores import usable_cores
 from shoal.deadline import Deadline
 from shoal.errors import BadEnv
 from shoal.measurement import MEASURING, Measurement
+from shoal.rows import BATCHED
 
 __all__ = ["Plan", "make_plan", "predict", "spin_times"]
 

@@ -9,6 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,7 +18,6 @@ from gymnasium import Space
 
 from shoal import native
 from shoal.adapters.gymnasium import as_env_fns
-from shoal.backends.batched import BATCHED, batched_env_fn
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
 from shoal.block import own_copy
@@ -36,10 +36,12 @@ from shoal.crew import BACKENDS, Crew
 from shoal.deadline import NEVER, Deadline
 from shoal.errors import BadCall, CannotSnapshot, EnvError, PoolClosed, ShoalError, WrongProcess
 from shoal.frames import Frames, Ready, frames_to_lend
+from shoal.groups import Groups, choose_mode
 from shoal.healing import HealthPolicy
 from shoal.messages import StepperConfig
 from shoal.plan import Plan, make_plan, spin_times
 from shoal.remote import PackedError
+from shoal.rows import BATCHED, batched_env_fn
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
 from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
@@ -66,11 +68,15 @@ class Pool:
             may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
-        autoreset: "next_step", "same_step" (last observation in the info), or "disabled".
-        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. Without effect
-            where `copy` is True.
+        autoreset: "next_step", "same_step" (last observation in the info), or "disabled"; None for "next_step", or for
+            what envs do that step a whole batch and reset by themselves.
+        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. With just 1, envs
+            that take buffers to write into (PufferLib's) write straight into the batch. Without effect where `copy`
+            is True.
         copy: True gives arrays that are the caller's own.
-        order: "ready" (the first lanes that are done) or "fifo" (strictly in the order in which they were sent).
+        order: "ready" (the first lanes that are done), "fifo" (strictly in the order in which they were sent) or
+            "contiguous": batches are always the same neighbours, lanes 0 up to `batch_size` and so on, those first that
+            are all done, so that arrays of partial batches are views, and nothing is copied.
         seed: for the first reset of each env, where that is given none.
         isolate: never run an env in the caller's process, whatever "auto" thinks.
         on_error: "raise", or "restart": an env that raised, died with its worker or took too long is built anew, with a
@@ -100,10 +106,10 @@ class Pool:
         backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax"] = "auto",
         num_workers: int | None = None,
         batch_size: int | None = None,
-        autoreset: Literal["next_step", "same_step", "disabled"] = "next_step",
+        autoreset: Literal["next_step", "same_step", "disabled"] | None = None,
         frames: int = 2,
         copy: bool = False,
-        order: Literal["ready", "fifo"] = "ready",
+        order: Literal["ready", "fifo", "contiguous"] = "ready",
         seed: Seed = None,
         isolate: bool = False,
         on_error: Literal["raise", "restart"] = "raise",
@@ -120,41 +126,37 @@ class Pool:
     ):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         check_choice("backend", backend, ("auto", *BACKENDS))
-        check_choice("autoreset", autoreset, tuple(native.AUTORESET))
-        check_choice("order", order, ("ready", "fifo"))
+        if autoreset is not None:
+            check_choice("autoreset", autoreset, tuple(native.AUTORESET))
+        check_choice("order", order, ("ready", "fifo", "contiguous"))
         check_choice("check_actions", check_actions, ("all", "discrete"))
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
-            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)] * count
+            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)]
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
-        self.num_envs = len(env_fns)
-        self.batch_size = whole_number(
-            "batch_size", self.num_envs if batch_size is None else batch_size, 1, self.num_envs
-        )
-        self.frames = whole_number("frames", frames, 2, 255)
-        self.autoreset, self.order, self.copy = autoreset, order, bool(copy)
+        self.order, self.copy = order, bool(copy)
         self._check_boxes, self._check_nan = check_actions == "all", bool(check_nan)
-        self._first_seeds = spread_seed(seed, np.arange(self.num_envs))
         self.on_error = on_error
         self.step_timeout = None if step_timeout is None else positive_number("step_timeout", step_timeout)
-        self._policy = HealthPolicy.checked(
-            autoreset == "same_step", on_error, max_restarts, restart_window, recycle_after
-        )
+        self._policy = HealthPolicy.checked(on_error, max_restarts, restart_window, recycle_after)
+        # What the caller has seen last must outlive a torn write.
+        self.frames = whole_number("frames", frames, 2 if self._policy.replaces else 1, 255)
         _check_limits(backend, on_error, step_timeout, recycle_after)
         # Who wants to survive what the envs do must not live with them, nor try one out first.
         survives = self._policy.replaces or step_timeout is not None
         if backend == "auto" and survives:
             backend = "processes"
         deadline = Deadline.after(start_timeout)
+        expected = len(env_fns) if batch_size is None else whole_number("batch_size", batch_size, 1, 2**40)
         self.plan: Plan = make_plan(
-            env_fns, backend, num_workers, self.batch_size, isolate, self._start_method, deadline
+            env_fns, backend, num_workers, min(expected, len(env_fns)), isolate, self._start_method, deadline
         )
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
         try:
-            self.specs: EnvSpecs = self._start(observation_mode, deadline)
+            self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, seed, deadline)
         except BaseException:
             self._crew.dismiss(Deadline.after(1.0))  # a partial start is undone
             if hasattr(self, "_slab"):
@@ -165,8 +167,21 @@ class Pool:
 
     # ---- start -----------------------------------------------------------------------------------------------
 
-    def _start(self, observation_mode: Any, deadline: Deadline) -> EnvSpecs:
-        specs = agree(self._crew.build(deadline), self.num_envs, observation_mode)
+    def _start(
+        self, autoreset: str | None, observation_mode: Any, batch_size: int | None, seed: Seed, deadline: Deadline
+    ) -> EnvSpecs:
+        summaries = self._crew.build(deadline)
+        self.autoreset = choose_mode(autoreset, self._crew.groups)
+        self._policy = replace(self._policy, same_step=self.autoreset == "same_step")
+        self.num_envs = self._crew.blocks[-1][1]
+        self.batch_size = whole_number(
+            "batch_size", self.num_envs if batch_size is None else batch_size, 1, self.num_envs
+        )
+        groups = Groups(self._crew.groups)
+        groups.check_batch(self.batch_size, self.num_envs)
+        window = self._window()
+        self._first_seeds = spread_seed(seed, np.arange(self.num_envs))
+        specs = agree(summaries, self.num_envs, observation_mode)
         obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
         lend = False
         if self.copy:
@@ -177,6 +192,7 @@ class Pool:
         layout = Layout.plan(
             obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers),
             finals=self.autoreset == "same_step",
+            absences=any(lanes.can_be_absent for lanes in self._crew.groups),
         )  # fmt: skip
         self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)
@@ -190,10 +206,22 @@ class Pool:
         )
         self._scheduler = Scheduler(
             self._slab, self._crew, self.data, action_leaves, self._check_boxes, self.autoreset == "disabled",
-            self.order == "fifo", spin_pool, self.step_timeout, self._policy, self._break,
+            self.order == "fifo", spin_pool, self.step_timeout, self._policy, groups, window,
+            self._break,
         )  # fmt: skip
         self._began_ns = time.monotonic_ns()
         return specs
+
+    def _window(self) -> int:
+        """How many neighbours are always received together; 0 for any lanes."""
+        if self.order != "contiguous" or self.batch_size == self.num_envs:
+            return 0
+        if self.num_envs % self.batch_size:
+            raise ValueError(
+                f'order="contiguous" cuts {self.num_envs} lanes into batches of equal size, and batch_size='
+                f"{self.batch_size} does not divide them"
+            )
+        return self.batch_size
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -216,6 +244,17 @@ class Pool:
     def action_space(self) -> Space[Any]:
         """Of all envs, batched as Gymnasium does."""
         return self.specs.action_space
+
+    @property
+    def lane_names(self) -> list[Any] | None:
+        """The names of the agents of one env, one for each of its lanes; None where lanes have no names."""
+        return self._crew.groups[0].names if self._crew.groups else None
+
+    @property
+    def lanes_per_env(self) -> int:
+        """How many neighbouring lanes are one env's; 0 where envs differ in that."""
+        counts = {lanes.size for lanes in self._crew.groups} or {1}
+        return counts.pop() if len(counts) == 1 else 0
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -514,7 +553,7 @@ class Pool:
         }
 
     def _obs_fields(self) -> list[str]:
-        return [name for name in self._slab.layout.fields if name.startswith(("obs.", "final."))]
+        return [name for name in self._slab.layout.fields if name.startswith(("obs.", "final.", "present"))]
 
     # ---- end -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from shoal.errors import (
     StepTimeout,
 )
 from shoal.frames import Frames, Ready
+from shoal.groups import Groups
 from shoal.healing import Healer, HealthPolicy, Held
 from shoal.messages import STATUS_FINAL, STATUS_NOTE, Note
 from shoal.restarts import Loss
@@ -52,6 +53,8 @@ class Scheduler:
         spin_ns: how long a wait spins before it sleeps.
         step_timeout: seconds that one env may take for a step or a reset.
         policy: what to do about envs and workers that are lost.
+        groups: which lanes are one env's.
+        window: 0, or how many neighbours are always received together.
         on_death: closes the pool after a worker's death; returns the error to raise.
     """
 
@@ -67,8 +70,11 @@ class Scheduler:
         spin_ns: int,
         step_timeout: float | None,
         policy: HealthPolicy,
+        groups: Groups,
+        window: int,
         on_death: Callable[[ShoalError], ShoalError],
     ):
+        self._groups = groups
         self._crew, self._data, self._on_death = crew, data, on_death
         self._user_resets, self._fifo, self._spin_ns = user_resets, fifo, spin_ns
         self._count, self._frames = slab.layout.lanes, slab.layout.frames
@@ -79,7 +85,7 @@ class Scheduler:
         self._must_reset = np.ones(self._count, np.bool_)
         self._some_must_reset = True
         self._owner = crew.owner_of_lanes()
-        self._lanes: Any = native.Lanes(slab, self._state, self._owner, *crew.bells())
+        self._lanes: Any = native.Lanes(slab, self._state, self._owner, *crew.bells(), groups.leader, window)
         self._run_inline = None if crew.inline is None else crew.inline.run
         self._out = np.zeros(self._count, np.int64)
         self._all_ids = np.arange(self._count, dtype=np.int64)
@@ -89,7 +95,7 @@ class Scheduler:
         self._done_ns = slab.array("done_ns")
         self._lanes.refuse_with(_concurrent)
         self._vigil = Vigil(slab, crew, self._owner, step_timeout)
-        self._healer = Healer(slab, crew, data, self._state, self._lanes, policy, on_death)
+        self._healer = Healer(slab, crew, data, self._state, self._lanes, groups, policy, on_death)
         self._replaces = policy.replaces
         self.board = Switchboard(crew, self._lanes, self._healer, self._vigil, on_death)
         self._prepare_actions(slab, action_leaves, check_boxes)
@@ -116,6 +122,8 @@ class Scheduler:
     def send(self, actions: Any, ids: Ids | None) -> None:
         """Ask lanes (None: all) for a step."""
         lanes = self._all_ids if ids is None else ids
+        if self._groups.some:
+            self._groups.check_whole(lanes, "send")
         with self._lanes:
             self._check_idle(lanes)
             if self._some_must_reset:
@@ -149,6 +157,7 @@ class Scheduler:
         self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
     ) -> None:
         """Ask lanes for a reset, one seed and options each; what they are still busy with is waited for and dropped."""
+        self._groups.check_whole(ids, "reset")
         self.drop(ids, deadline)
         with self._lanes:
             now = ids if not self._healer.troubled else self._healer.sort_out(ids)[0]
@@ -266,7 +275,8 @@ class Scheduler:
     def _done_in_order(self, most: int) -> Ids:
         """Lanes that can be received at once, first to last as they would be, at most so many."""
         pending = self._in_order(self.pending) if self._fifo else self.pending
-        done = (self._state[pending] != 0) & (self._answered[pending] == self._requested[pending])
+        last = self._groups.leader[pending] if self._groups.some else pending
+        done = (self._state[pending] != 0) & (self._answered[last] == self._requested[last])
         if self._fifo:
             ahead = len(pending) if done.all() else int(np.argmin(done))
             return pending[: min(ahead, most)]
@@ -316,9 +326,11 @@ class Scheduler:
     def _forget(self, ids: Ids, failed: list[Note]) -> None:
         """Lanes that were taken, and whose answers nobody shall see."""
         for note in failed:
-            if not self._give_up(note):
-                self._pending -= 1  # it is only held until somebody asks for it
-                self._healer.held.pop(note.lane, None)
+            lanes = self._groups.of(note.lane)
+            if note.lane == lanes[0] and not self._give_up(note):
+                for lane in lanes.tolist():
+                    self._pending -= 1  # it is only held until somebody asks for it
+                    self._healer.held.pop(lane, None)
         fine = ids[~np.isin(ids, [note.lane for note in failed])]
         if self._user_resets:
             self._must_reset[fine] |= self._data.ended(fine)
@@ -398,8 +410,9 @@ class Scheduler:
                 return None
             for worker, note in notes:
                 if note.error is not None:
-                    # Its lane is idle and must be reset, or is held; the others wait for the next recv.
-                    self._put_back(ids[ids != note.lane], [one for one in notes if one[1] is not note])
+                    # Its lanes are idle and must be reset, or are held; the others wait for the next recv.
+                    lost = self._groups.of(note.lane)
+                    self._put_back(ids[~np.isin(ids, lost)], [one for one in notes if one[1].lane not in lost])
                     if not self._give_up(note):
                         return None
                     hint = self._healer.restarts.spent() if self._healer.policy.restart else ""
@@ -424,10 +437,11 @@ class Scheduler:
     def _give_up(self, note: Note) -> bool:
         """An env raised, and its lane was taken: whether it must be reset, rather than get a new env."""
         assert note.error is not None
-        if self._healer.retry(note.lane, note.error):
-            self._pending += 1
+        lanes = self._groups.of(note.lane)
+        if self._healer.retry(lanes, note.error):
+            self._pending += len(lanes)
             return False
-        self._must_reset[note.lane] = self._some_must_reset = True
+        self._must_reset[lanes] = self._some_must_reset = True
         return True
 
     def _take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]] | None:

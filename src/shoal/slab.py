@@ -83,8 +83,14 @@ class Layout:
         frames: int,
         workers: int,
         finals: bool = False,
+        absences: bool = False,
     ) -> Layout:
-        """Lay out the fields for these spaces one after the other; `finals`: with the last observations of episodes."""
+        """Lay out the fields for these spaces one after the other.
+
+        Args:
+            finals: with the last observations of episodes.
+            absences: with a flag whether there is anybody in a lane.
+        """
         wanted: list[tuple[str, Any, tuple[int, ...]]] = [
             ("pool_bell", np.uint32, (BELL_WORDS,)),
             ("worker_bells", np.uint32, (workers, BELL_WORDS)),
@@ -96,6 +102,8 @@ class Layout:
             if leaf.kind is not Kind.OBJECT:
                 wanted.append((f"action.{i}", leaf.dtype, (lanes, *leaf.shape)))
         wanted += [(name, dtype, (frames, lanes)) for name, dtype in FRAME_FIELDS.items()]
+        if absences:
+            wanted.append(("present", np.bool_, (frames, lanes)))
         for i, leaf in enumerate(obs_leaves):
             if leaf.kind is not Kind.OBJECT:
                 wanted.append((f"obs.{i}", leaf.dtype, (frames, lanes, *leaf.shape)))

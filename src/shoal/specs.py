@@ -35,7 +35,7 @@ def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[A
     Raises:
         SpaceMismatch: naming the first env that differs.
     """
-    pairs = [summary.spaces[which] for summary in summaries for which in summary.which]
+    pairs = [pair for summary in summaries for pair in _of_lanes(summary)]
     first_obs, first_action = pairs[0]
     if isinstance(mode, tuple) and len(mode) == 2:
         if not all(isinstance(space, Space) for space in mode):
@@ -61,6 +61,14 @@ def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[A
         about.render_mode,
         about.spec,
     )
+
+
+def _of_lanes(summary: Summary) -> list[Any]:
+    """The spaces of each lane."""
+    pairs = [summary.spaces[which] for which in summary.which]
+    if not summary.lanes:
+        return pairs
+    return [pair for pair, lanes in zip(pairs, summary.lanes, strict=True) for _ in range(lanes.size)]
 
 
 def _compare(env_id: int, obs: Any, action: Any, single: Any, first_action: Any, mode: Any) -> None:

@@ -1,4 +1,4 @@
-"""Makes an env of any library that Shoal knows look like Gymnasium's."""
+"""Makes an env of any library that Shoal knows look like Gymnasium's, or like an env with several lanes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from typing import Any
 
 from shoal.adapters.old_gym import OldGymEnv, is_old
 from shoal.adapters.time_steps import TimeStepEnv, has_specs
+from shoal.adapters.vector_envs import as_lanes
+from shoal.group import is_group
 
 __all__ = ["modern"]
 
 
 def modern(env: Any) -> Any:
-    """The env itself, or one that makes it look like Gymnasium's."""
+    """The env itself, one that makes it look like Gymnasium's, or one that has a lane for each of its rows."""
+    if is_group(env):
+        return env
     if has_specs(env):
         return TimeStepEnv(env)
+    lanes = as_lanes(env)
+    if lanes is not None:
+        return lanes
     return OldGymEnv(env) if is_old(env) else env

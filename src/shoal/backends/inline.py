@@ -8,9 +8,11 @@ from typing import Any
 
 from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, Stepper, build_envs, close_envs
+from shoal.block import BuildError, build_envs, close_envs
 from shoal.deadline import Deadline
 from shoal.errors import NothingPending
+from shoal.group import is_group
+from shoal.group_stepper import make_stepper
 from shoal.messages import StepperConfig, Summary
 from shoal.slab import Slab
 
@@ -34,7 +36,7 @@ class InlineWorker(Worker):
         super().__init__(index, start, stop)
         self._env_fns = env_fns
         self._envs: list[Any] = []
-        self._stepper: Any = None  # a Stepper, or what has its `run` and `handle`
+        self._stepper: Any = None
         self._outbox: deque[Any] = deque()
         self._closed = False
 
@@ -49,7 +51,7 @@ class InlineWorker(Worker):
     @property
     def envs(self) -> list[Any]:
         """The envs themselves: they are the caller's to look at."""
-        return self._envs
+        return [env.env if is_group(env) else env for env in self._envs]
 
     def launch(self) -> None:
         """Nothing to start: built() builds, after the other workers have begun to."""
@@ -62,14 +64,11 @@ class InlineWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._use(Stepper(
+        self._stepper = make_stepper(
             slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
             pool_bell, self.bell, same_process=True, interrupts=True,
-        ))  # fmt: skip
-
-    def _use(self, stepper: Any) -> None:
-        self._stepper = stepper
-        self.run = stepper.run  # type: ignore[method-assign]
+        )  # fmt: skip
+        self.run = self._stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:
         """Ready at once."""
@@ -90,7 +89,7 @@ class InlineWorker(Worker):
         if self._closed:
             return []
         self._closed = True
-        errors = close_envs(self._envs, self.start)
+        errors = close_envs(self._envs, self.start) if self._stepper is None else self._stepper.close()
         self._stepper = None
         self.run = lambda: 0  # type: ignore[method-assign]
         return errors

@@ -149,12 +149,12 @@ class ProcessWorker(Worker):
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         assert slab.fd is not None
         assert self._process is not None
-        self._send_raw(cloudpickle.dumps(("attach", slab.layout, config)))
+        self._send_raw(cloudpickle.dumps(("attach", slab.layout, config, self.start)))
         reduction.send_handle(self._connection, slab.fd, self._process.pid)
         self._mail, self._stats = slab.array("mail")[self.index], slab.array("stats")[self.index]
 
     def attached(self, deadline: Deadline) -> None:
-        self.receive(deadline)
+        self._what_it_found(deadline)
         self._state = "running"
         self.look_at_memory()  # what it starts with
 

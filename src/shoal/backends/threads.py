@@ -11,9 +11,10 @@ from typing import Any
 
 from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, Stepper, build_envs, close_envs
+from shoal.block import BuildError, build_envs, close_envs
 from shoal.deadline import Deadline
 from shoal.errors import PoolClosed
+from shoal.group_stepper import make_stepper
 from shoal.messages import StepperConfig, Summary
 from shoal.remote import PackedError
 from shoal.slab import Slab
@@ -51,7 +52,7 @@ class ThreadWorker(Worker):
         self._ring: Any = None
         self._state = "starting"
         self._leaving = False
-        self._stepper: Stepper
+        self._stepper: Any
         # Daemon: an env that never returns must not keep the interpreter from leaving.
         self._thread = threading.Thread(target=self._main, name=f"shoal-{index}", daemon=True)
 
@@ -141,7 +142,7 @@ class ThreadWorker(Worker):
             return
         slab, config, pool_bell = attachment
         try:
-            self._stepper = Stepper(
+            self._stepper = make_stepper(
                 slab, self.index, self.start, envs, self._env_fns, config, self._outbox.put, self._read_mail, pool_bell,
                 self._bell, same_process=True,
             )  # fmt: skip

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +21,8 @@ import cloudpickle
 from shoal import native, procs
 from shoal.adapters.gymnasium import install_registry
 from shoal.backends.mail import pack
-from shoal.block import BuildError, Stepper, build_envs, close_envs
+from shoal.block import BuildError, build_envs, close_envs
+from shoal.group_stepper import make_stepper
 from shoal.measurement import time_steps
 from shoal.messages import StepperConfig
 from shoal.remote import dumps, pack_error
@@ -178,18 +179,23 @@ def _work(connection: Connection, assignment: Assignment) -> None:
         connection.send_bytes(dumps((assignment.start, pack_error(error, "loading its env function"))))
         return
     connection.send_bytes(_dumps_summary(summary))
-    config = _attach(connection, envs)
-    if config is None:
+    attachment = _attach(connection, envs)
+    if attachment is None:
         close_envs(envs, assignment.start)
         return
-    slab, stepper_config = config
+    slab, stepper_config, first_lane = attachment
     outbox = Outbox(connection)
     channel = _Channel(connection, outbox, slab, assignment.index)
     bell = ConnectionBell(connection, outbox.send)
-    stepper = Stepper(
-        slab, assignment.index, assignment.start, envs, env_fns, stepper_config, channel.post, channel.read_mail,
-        bell, bell,
-    )  # fmt: skip
+    try:
+        stepper = make_stepper(
+            slab, assignment.index, first_lane, envs, env_fns, stepper_config, channel.post, channel.read_mail,
+            bell, bell,
+        )  # fmt: skip
+    except Exception as error:
+        close_envs(envs, first_lane)
+        connection.send_bytes(dumps((first_lane, pack_error(error, "its start"))))
+        return
     channel.stepper = stepper
     connection.send_bytes(dumps("attached"))
     channel.serve(stepper_config.spin_ns)
@@ -202,11 +208,11 @@ def _dumps_summary(summary: Any) -> bytes:
         return dumps(summary)
     except Exception:
         # Specs and metadata may hold anything; the spaces are what is needed.
-        return dumps(summary.__class__(summary.spaces, summary.which, {}, summary.render_mode, None))
+        return dumps(replace(summary, metadata={}, spec=None))
 
 
-def _attach(connection: Connection, envs: list[Any]) -> tuple[Slab, StepperConfig] | None:
-    """Wait for the slab. A worker that was only started to be measured gets none."""
+def _attach(connection: Connection, envs: list[Any]) -> tuple[Slab, StepperConfig, int] | None:
+    """Wait for the slab, and for which lane of it is the first of ours. A worker that is only measured gets none."""
     message = cloudpickle.loads(connection.recv_bytes())
     if message[0] == "probe":
         try:
@@ -216,7 +222,7 @@ def _attach(connection: Connection, envs: list[Any]) -> tuple[Slab, StepperConfi
     if message[0] in ("probe", "close"):
         return None
     layout: Layout = message[1]
-    return Slab.attach(layout, reduction.recv_handle(connection)), message[2]
+    return Slab.attach(layout, reduction.recv_handle(connection)), message[2], message[3]
 
 
 class _Channel:
@@ -227,7 +233,7 @@ class _Channel:
         self._mail = slab.array("mail")[index]
         self._read = 0  # commands read so far, against mail[0] sent
         self._leaving = False
-        self.stepper: Stepper
+        self.stepper: Any
 
     def serve(self, spin_ns: int) -> None:
         """Step and obey until the command to close."""

@@ -27,12 +27,12 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.adapters.gymnasium import EnvFn, FromSpec, as_env_fns
 from shoal.adapters.modern import modern
-from shoal.backends.batched import BATCHED
 from shoal.checks import Ids, check_choice, check_ids, whole_number
 from shoal.dialects.time_steps import SpecMethods, Specs, TimeStepPool, spec_of
 from shoal.errors import BadAction, EnvError, ShoalError
 from shoal.frames import Ready
 from shoal.pool import Pool
+from shoal.rows import BATCHED
 
 __all__ = [
     "DMEnvPool", "EnvPool", "EnvSpec", "GymnasiumEnvPool", "list_all_envs", "make", "make_dm", "make_gym",

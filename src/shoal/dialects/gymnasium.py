@@ -37,7 +37,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     Args:
         env: as for `shoal.Pool`.
         copy: True (the default, as in Gymnasium) gives arrays that are the caller's own.
-        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is understood as well.
+        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is understood as well. None
+            for Gymnasium's default, "next_step", or for what envs do that are batches themselves.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -47,16 +48,18 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         num_envs: int | None = None,
         *,
         copy: bool = True,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
+        autoreset_mode: str | AutoresetMode | None = None,
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
         **pool_options: Any,
     ):
-        self.autoreset_mode = _autoreset_mode(pool_options.pop("autoreset", autoreset_mode))
+        mode = pool_options.pop("autoreset", autoreset_mode)
         self.copy, self.observation_mode = copy, observation_mode
         refuse_unknown_options(pool_options)
         pool_options.setdefault("check_actions", "discrete")
-        pool_options |= {"copy": copy, "autoreset": _MODES[self.autoreset_mode], "observation_mode": observation_mode}
+        asked = None if mode is None else _MODES[_autoreset_mode(mode)]
+        pool_options |= {"copy": copy, "autoreset": asked, "observation_mode": observation_mode}
         self.pool = Pool(env, num_envs, **pool_options)
+        self.autoreset_mode = _autoreset_mode(self.pool.autoreset)
         if self.pool.batch_size != self.pool.num_envs:
             self.pool.close()
             raise ValueError(

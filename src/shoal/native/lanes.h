@@ -26,6 +26,8 @@ typedef struct { int64_t done_ns, lane; } Candidate;
 typedef struct {
     PyObject_HEAD
     Py_buffer slab, state, owner;
+    Py_buffer leader;     /* [lanes]: the last lane of each one's group, which answers last; len 0: each is its own */
+    int64_t window;       /* how many neighbours are collected together; 0 for any */
     int64_t lanes, frames, workers;
     Bell *pool_bell, *worker_bells;
     _Atomic uint64_t *requested, *answered;
@@ -45,12 +47,17 @@ typedef struct {
 
 static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
-    PyObject *slab, *state, *owner;
+    PyObject *slab, *state, *owner, *leader;
     Py_ssize_t pool_bell, worker_bells, requested, answered, op, slot, done_ns, status;
-    if (!PyArg_ParseTuple(args, "OOOLLL(nnnnnnnn)", &slab, &state, &owner, &self->lanes, &self->frames,
+    if (!PyArg_ParseTuple(args, "OOOLLL(nnnnnnnn)OL", &slab, &state, &owner, &self->lanes, &self->frames,
                           &self->workers, &pool_bell, &worker_bells, &requested, &answered, &op, &slot, &done_ns,
-                          &status))
+                          &status, &leader, &self->window))
         return -1;
+    if (leader != Py_None && PyObject_GetBuffer(leader, &self->leader, PyBUF_SIMPLE) < 0) return -1;
+    if (self->leader.obj && self->leader.len != self->lanes * (Py_ssize_t)sizeof(int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "leader needs one entry per lane");
+        return -1;
+    }
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(state, &self->state, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(owner, &self->owner, PyBUF_SIMPLE) < 0) return -1;
@@ -81,6 +88,7 @@ static void lanes_dealloc(PyObject *object) {
     if (self->slab.obj) PyBuffer_Release(&self->slab);
     if (self->state.obj) PyBuffer_Release(&self->state);
     if (self->owner.obj) PyBuffer_Release(&self->owner);
+    if (self->leader.obj) PyBuffer_Release(&self->leader);
     if (self->low.obj) PyBuffer_Release(&self->low);
     if (self->high.obj) PyBuffer_Release(&self->high);
     Py_XDECREF(self->action.path);
@@ -149,9 +157,10 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
 }
 
 static inline int lanes_is_ready(Lanes *self, int64_t lane) {
+    int64_t last = self->leader.obj ? ((const int64_t *)self->leader.buf)[lane] : lane;
     return ((const uint8_t *)self->state.buf)[lane] == LANE_PENDING &&
-           atomic_load_explicit(&self->answered[lane], memory_order_acquire) ==
-               atomic_load_explicit(&self->requested[lane], memory_order_relaxed);
+           atomic_load_explicit(&self->answered[last], memory_order_acquire) ==
+               atomic_load_explicit(&self->requested[last], memory_order_relaxed);
 }
 
 /* Fills candidates with the ready lanes: of `wanted` if given, of all otherwise. */
@@ -178,6 +187,23 @@ static int by_lane(const void *a, const void *b) {
     return x->lane < y->lane ? -1 : x->lane > y->lane;
 }
 
+/* Keeps of the candidates, which are ascending, those of the window that was complete first; none where there is no
+ * such window: then `missing` is how many answers the fullest one lacks. */
+static int64_t lanes_first_window(Lanes *self, int64_t ready, int64_t *missing) {
+    int64_t best = -1, best_ns = 0, fullest = 0;
+    for (int64_t i = 0, end; i < ready; i = end) {
+        int64_t window = self->candidates[i].lane / self->window, done_ns = 0;
+        for (end = i; end < ready && self->candidates[end].lane / self->window == window; end++)
+            if (self->candidates[end].done_ns > done_ns) done_ns = self->candidates[end].done_ns;
+        if (end - i > fullest) fullest = end - i;
+        if (end - i == self->window && (best < 0 || done_ns < best_ns)) { best = i; best_ns = done_ns; }
+    }
+    *missing = self->window - fullest;
+    if (best < 0) return 0;
+    memmove(self->candidates, self->candidates + best, sizeof(Candidate) * (size_t)self->window);
+    return self->window;
+}
+
 /* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult. */
 static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
     for (;;) {
@@ -185,16 +211,19 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
         uint32_t alarm = atomic_load(&self->pool_bell->alarm);
         /* The alarm first: where others are always ready, nobody would ever hear of the one that is gone. */
         if (alarm != self->alarm_seen) return COLLECT_ALARM;
-        int64_t ready = lanes_scan(self, wanted, need);
+        int64_t ready = lanes_scan(self, wanted, need), missing = need - ready;
+        int windowed = wanted == NULL && self->window > 0 && need == self->window;
+        if (windowed) ready = lanes_first_window(self, ready, &missing);
         if (ready >= need) return ready;
         if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
         int result;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->pool_bell, count + (uint32_t)(need - ready), alarm, deadline, spin_ns,
+        result = bell_wait(self->pool_bell, count + (uint32_t)missing, alarm, deadline, spin_ns,
                            &self->habit);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) {
             ready = lanes_scan(self, wanted, need);
+            if (windowed) ready = lanes_first_window(self, ready, &missing);
             return ready >= need ? ready : COLLECT_TIMEOUT;
         }
     }

@@ -329,6 +329,51 @@ static PyObject *block_run(PyObject *object, PyObject *ignored) {
     return PyLong_FromLongLong(stepped);
 }
 
+/* asked(out) -> how many lanes wait for an answer; their ids, ascending, are written to `out`. */
+static PyObject *block_asked(PyObject *object, PyObject *out_object) {
+    Block *self = (Block *)object;
+    Py_buffer out;
+    if (PyObject_GetBuffer(out_object, &out, PyBUF_WRITABLE) < 0) return NULL;
+    if (out.len < (self->stop - self->start) * (Py_ssize_t)sizeof(int64_t)) {
+        PyBuffer_Release(&out);
+        PyErr_SetString(PyExc_ValueError, "out must have room for all lanes of the block");
+        return NULL;
+    }
+    int64_t count = 0, *ids = out.buf;
+    for (int64_t lane = self->start; lane < self->stop; lane++)
+        if (atomic_load_explicit(&self->requested[lane], memory_order_acquire) !=
+            atomic_load_explicit(&self->answered[lane], memory_order_relaxed))
+            ids[count++] = lane;
+    PyBuffer_Release(&out);
+    return PyLong_FromLongLong(count);
+}
+
+/* publish(ids, began_ns): these lanes, which were asked, have answered; for steppers that write the frames themselves.
+ * One after the other, as given: whoever looks at the last of them sees all. */
+static PyObject *block_publish(PyObject *object, PyObject *args) {
+    Block *self = (Block *)object;
+    PyObject *ids_object;
+    long long began;
+    if (!PyArg_ParseTuple(args, "OL", &ids_object, &began)) return NULL;
+    Py_buffer ids;
+    if (PyObject_GetBuffer(ids_object, &ids, PyBUF_SIMPLE) < 0) return NULL;
+    const int64_t *lane = ids.buf;
+    Py_ssize_t count = ids.len / (Py_ssize_t)sizeof(int64_t);
+    int64_t now = now_ns();
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (lane[i] < self->start || lane[i] >= self->stop) continue;
+        self->done_ns[lane[i]] = now;
+        uint64_t sequence = atomic_load_explicit(&self->requested[lane[i]], memory_order_relaxed);
+        atomic_store_explicit(&self->answered[lane[i]], sequence, memory_order_release);
+    }
+    PyBuffer_Release(&ids);
+    block_show(self, 0, now);
+    self->stats[STAT_STEPS] += count;
+    self->stats[STAT_BUSY_NS] += now - began;
+    bell_ring(self->pool_bell, (uint32_t)count);
+    Py_RETURN_NONE;
+}
+
 /* wait(deadline_ns or -1, spin_ns) -> True when rung since the last wait, False at the deadline. */
 static PyObject *block_wait(PyObject *object, PyObject *args) {
     Block *self = (Block *)object;
@@ -382,6 +427,8 @@ static PyObject *block_begin(PyObject *object, PyObject *args) {
 static PyMethodDef block_methods[] = {
     {"run", block_run, METH_NOARGS, "step every lane that was asked for; returns how many"},
     {"begin", block_begin, METH_VARARGS, "begin(lane, slot, observation, info, fresh): an episode begins"},
+    {"asked", block_asked, METH_O, "asked(out) -> how many lanes wait for an answer, their ids in `out`"},
+    {"publish", block_publish, METH_VARARGS, "publish(ids, began_ns): these lanes have answered"},
     {"wait", block_wait, METH_VARARGS, "wait(deadline_ns, spin_ns): sleep until rung"},
     {NULL, NULL, 0, NULL},
 };

@@ -57,9 +57,22 @@ class Lanes:
         owner: int32 [lanes], the worker of each lane.
         bells: one for each worker.
         bell: the learner's own.
+        leader: int64 [lanes], the last lane of each one's group; None where each lane is its own.
+        window: 0, or how many neighbours are always collected together: lanes 0 up to `window`, and so on.
     """
 
-    def __init__(self, slab: Any, state: Array, owner: Array, bells: Sequence[Bell], bell: Bell):
+    def __init__(
+        self,
+        slab: Any,
+        state: Array,
+        owner: Array,
+        bells: Sequence[Bell],
+        bell: Bell,
+        leader: Array | None = None,
+        window: int = 0,
+    ):
+        self._leader: Any = slice(None) if leader is None else leader
+        self._window = window
         self._state, self._owner, self._bells, self._bell = state, owner, bells, bell
         self._frames = slab.layout.frames
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
@@ -145,15 +158,28 @@ class Lanes:
         while True:
             if self._alarmed:  # first: where others are always ready, nobody would ever hear of the one that is gone
                 return COLLECT_ALARM
-            ready = np.flatnonzero((self._state == LANE_PENDING) & (self._answered == self._requested))
+            done = (self._answered == self._requested)[self._leader]
+            ready = np.flatnonzero((self._state == LANE_PENDING) & done)
             if wanted is not None:
                 ready = np.intersect1d(ready, wanted)
+            elif self._window and need == self._window:
+                ready = self._first_window(ready)
             if len(ready) >= need:
                 return ready
             left = _seconds_left(deadline_ns)
             if left == 0.0:
                 return COLLECT_TIMEOUT
             self._bell.sleep(left)
+
+    def _first_window(self, ready: Array) -> Array:
+        """The lanes of the window that was complete first; none where there is no such window."""
+        windows, counts = np.unique(ready // self._window, return_counts=True)
+        whole = windows[counts == self._window]
+        if not len(whole):
+            return ready[:0]
+        times = self._done_ns[: len(self._done_ns) // self._window * self._window].reshape(-1, self._window).max(axis=1)
+        first = whole[np.argmin(times[whole])] * self._window
+        return np.arange(first, first + self._window)
 
     def alarm(self) -> None:
         """Wake whoever waits in collect, which then returns COLLECT_ALARM until heard()."""
@@ -224,6 +250,26 @@ class Block:
         """The lanes that wait for an answer."""
         lanes = slice(self._start, self._stop)
         return np.flatnonzero(self._requested[lanes] != self._answered[lanes]) + self._start
+
+    def asked(self, out: Array) -> int:
+        """How many lanes wait for an answer; their ids, ascending, are written to `out`."""
+        found = self._asked()
+        out[: len(found)] = found
+        return len(found)
+
+    def publish(self, ids: Array, began_ns: int) -> None:
+        """These lanes, which were asked, have answered; for steppers that write the frames themselves.
+
+        One after the other, as given: whoever looks at the last of them sees all.
+        """
+        now = time.monotonic_ns()
+        self._done_ns[ids] = now
+        for lane in ids.tolist():
+            self._answered[lane] = self._requested[lane]
+        self._stats[STAT_AT] = 0
+        self._stats[STAT_STEPS] += len(ids)
+        self._stats[STAT_BUSY_NS] += now - began_ns
+        self._pool_bell.ring()
 
     def run(self) -> int:
         """Step every lane that was asked for; returns how many."""
@@ -337,11 +383,13 @@ def standardize(kind: str, values: Array, mean: Array, var: Array, epsilon: floa
     out[...] = np.maximum(np.minimum(result, limit), -limit).reshape(out.shape)
 
 
-def native_lanes(core: Any, slab: Any, state: Array, owner: Array, bells: Any, bell: Any) -> Any:
+def native_lanes(
+    core: Any, slab: Any, state: Array, owner: Array, bells: Any, bell: Any, leader: Any = None, window: int = 0
+) -> Any:
     """The C core's Lanes from the twin's arguments; futexes in the slab take the place of the bells."""
     layout = slab.layout
     offsets = tuple(layout.offset(name) for name in _LANE_OFFSETS)
-    return core.Lanes(slab.memory, state, owner, layout.lanes, layout.frames, layout.workers, offsets)
+    return core.Lanes(slab.memory, state, owner, layout.lanes, layout.frames, layout.workers, offsets, leader, window)
 
 
 def native_block(
