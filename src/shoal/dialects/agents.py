@@ -210,8 +210,8 @@ class BatchedParallelEnv:
             agent: self._observations.take(lane, [array[:, lane] for array in obs])
             for agent, lane in self._lanes.items()
         }
-        self.present, self.began = self._columns(batch.present), self._columns(batch.began)
-        lives = batch.present & (batch.began | ~(batch.terminated | batch.truncated))
+        self.present, self.began = self._columns(batch.mask), self._columns(batch.began)
+        lives = batch.mask & (batch.began | ~(batch.terminated | batch.truncated))
         self._lives.ravel()[batch.env_id] = lives
         infos: ByAgent = {agent: {} for agent in self.agents}
         for row, info in batch.info.items():
