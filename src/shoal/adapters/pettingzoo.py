@@ -5,19 +5,18 @@ An env is known by its methods: PettingZoo is imported only to convert an AEC en
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal import native
 from shoal.adapters.shared_space import SharedSpace
 from shoal.errors import BadEnv, ResetNeeded
 from shoal.group import Answers, Infos
-from shoal.spaces import Leaf, get_path
+from shoal.spaces import get_path
 
 __all__ = ["ParallelLanes", "is_aec_env", "is_parallel_env", "parallel_from_aec"]
 
@@ -88,7 +87,7 @@ class ParallelLanes:
         self.single_observation_space, self.single_action_space = self.observations.space, self.actions.space
         own = zip(self.observations.own, self.actions.own, strict=True)
         self.agent_spaces = dict(zip(names, own, strict=True))
-        self._leaf_rows = [_LeafRows(leaf, self.num_lanes) for leaf in self.observations.leaves]
+        self._paths = tuple(leaf.path for leaf in self.observations.leaves)
         leaf = self.actions.leaves[0] if len(self.actions.leaves) == 1 and self.actions.same else None
         self._one_array_of_actions = leaf is not None and not leaf.path
         self._copies_actions = leaf is not None and bool(leaf.shape)
@@ -154,10 +153,9 @@ class ParallelLanes:
                 "step must return five dicts (observations, rewards, terminations, truncations, infos), got "
                 f"{result!r:.200}"
             ) from None
-        steady = not (self._unseen or self._owed or any(terminated.values()) or any(truncated.values()))
-        if not (steady and self._step_steadily(observations, rewards, out)):
+        if not self._step_steadily(observations, rewards, terminated, truncated, out):
             ended = self._step_one_by_one(observations, rewards, terminated, truncated, out)
-            if self._autoreset == "same_step" and ended:
+            if ended and self._autoreset == "same_step":
                 return self._finish(ended, infos, out)
         return self._infos(infos) if any(infos.values()) else None
 
@@ -173,27 +171,17 @@ class ParallelLanes:
         lives = zip(self._live_lanes, self._live_names, strict=True)
         return {name: self.actions.take_action(lane, values, lane) for lane, name in lives}
 
-    def _step_steadily(self, observations: Mapping[Any, Any], rewards: Mapping[Any, Any], out: Answers) -> bool:
-        """Answer a step in which nobody has come, gone or ended, the quick way; False where there was one."""
-        if list(self._parallel.agents) != self._live_names:
+    def _step_steadily(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, out: Answers) -> bool:
+        """Answer a step in which nobody has come, gone or ended, the quick way; False where there was more to it."""
+        if not self.observations.same or self._unseen or self._owed or list(self._parallel.agents) != self._live_names:
             return False
-        try:
-            seen, earned = self._pick(observations), self._pick(rewards)
-        except KeyError:
-            return False
-        if self._absent:
-            for lane in self._absent:
-                self._hide(lane, out)
-            out.reward[self._live_lanes] = earned
-        else:
-            out.reward[:] = earned
-        if self.observations.same and not self._absent:
-            parts = zip(self._leaf_rows, out.obs, strict=True)
-            if all(rows.write(seen, target) for rows, target in parts):
-                return True
-        for lane, observation in zip(self._live_lanes, seen, strict=True):
-            self.observations.write(lane, observation, out.obs, lane)
-        return True
+        for lane in self._absent:
+            self._hide(lane, out)
+        written: bool = native.write_rows(
+            self._row_names, self._rows, observations, rewards, terminated, truncated, out.reward, tuple(out.obs),
+            self._paths,
+        )  # fmt: skip
+        return written
 
     def _step_one_by_one(
         self,
@@ -205,6 +193,7 @@ class ParallelLanes:
     ) -> list[int]:
         """Answer any step, and note who comes and goes; the lanes whose episodes have ended."""
         agents, ended = set(self._parallel.agents), []
+        out.reward[:] = 0  # the quick way may have come halfway
         for lane, name in enumerate(self.lane_names):
             dead, cut = bool(terminated.get(name)), bool(truncated.get(name))
             was, stays = self._live[lane], name in agents and not (dead or cut)
@@ -280,8 +269,8 @@ class ParallelLanes:
         self._live_lanes = [lane for lane, live in enumerate(self._live) if live]
         self._live_names = [self.lane_names[lane] for lane in self._live_lanes]
         self._absent = [lane for lane, live in enumerate(self._live) if not live]
+        self._row_names, self._rows = tuple(self._live_names), tuple(self._live_lanes)
         self._over = not self._live_lanes
-        self._pick = _picker(self._live_names)
 
     def _infos(self, infos: Mapping[Any, Any]) -> Infos:
         """One for each lane."""
@@ -292,42 +281,9 @@ class ParallelLanes:
         return found if any(found) else None
 
 
-class _LeafRows:
-    """Writes one leaf of all lanes' observations at once, where these are exactly what the space says."""
-
-    def __init__(self, leaf: Leaf, num_lanes: int):
-        self._path, self._shape = leaf.path, (num_lanes, *leaf.shape)
-        self._lengths = [leaf.shape[0]] * num_lanes if leaf.shape else []
-        self._end_to_end = (sum(self._lengths), *leaf.shape[1:])
-
-    def write(self, observations: Sequence[Any], target: Array) -> bool:
-        """Whether that was possible; if not, anything may have been written."""
-        try:
-            values = [get_path(one, self._path) for one in observations] if self._path else observations
-            if not self._lengths:
-                array = np.array(values)
-                target[:] = array
-                return array.dtype == target.dtype and array.shape == self._shape
-            if list(map(len, values)) != self._lengths or not target.flags.c_contiguous:
-                return False
-            np.concatenate(values, out=target.reshape(self._end_to_end), casting="no")
-            return True
-        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
-            return False
-
-
 def _fill_with_zeros(targets: Sequence[Array], row: int) -> None:
     for target in targets:
         target[row] = 0
-
-
-def _picker(names: Sequence[Any]) -> Callable[[Mapping[Any, Any]], tuple[Any, ...]]:
-    """A quick function that takes these keys' values out of a dict."""
-    return itemgetter(*names) if len(names) > 1 else functools.partial(_pick_each, names)
-
-
-def _pick_each(names: Sequence[Any], values: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return tuple(values[name] for name in names)
 
 
 def _possible_agents(env: Any) -> list[Any]:
