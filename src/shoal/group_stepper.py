@@ -226,9 +226,10 @@ class GroupStepper:
 
     def _answer(self, group: _Group, lanes: Array) -> None:
         ops = self._op[lanes]
-        if len(lanes) > 1 and not (ops == ops[0]).all():
-            for op in np.unique(ops):
-                self._answer(group, lanes[ops == op])
+        op = int(ops[0])
+        if len(lanes) > 1 and not (ops == op).all():
+            for one in np.unique(ops):
+                self._answer(group, lanes[ops == one])
             return
         slots = self._slot[lanes]
         in_place = len(lanes) == group.count and bool((slots == slots[0]).all())
@@ -238,7 +239,7 @@ class GroupStepper:
         for name in ("status", "episode_return", "episode_length"):
             self._frame[name][slots, lanes] = 0
         try:
-            infos = _checked(self._act(group, lanes, int(ops[0]), out), len(lanes))
+            infos = _checked(self._act(group, lanes, op, out), len(lanes))
             self._during = "step"
             if self._check_nan:
                 self._refuse_nan(lanes, out)
@@ -248,7 +249,7 @@ class GroupStepper:
             return
         if not in_place:
             self._scatter(slots, lanes, out)
-        self._keep_books(lanes, slots, out)
+        self._keep_books(lanes, slots, out, op != native.OP_RESTART)
         self._note(lanes, slots, infos)
 
     def _act(self, group: _Group, lanes: Array, op: int, out: Answers) -> Infos:
@@ -284,12 +285,13 @@ class GroupStepper:
             for target, value in zip(targets, values, strict=True):
                 target[slots, lanes] = value
 
-    def _keep_books(self, lanes: Array | slice, slots: Array | int, out: Answers) -> None:
-        """Keep the returns and lengths of the lanes' episodes, and who has ended."""
+    def _keep_books(self, lanes: Array | slice, slots: Array | int, out: Answers, steps: bool = True) -> None:
+        """Keep the returns and lengths of the lanes' episodes, and who has ended. An episode that is cut short gets no
+        further step."""
         began, over = out.began, out.terminated | out.truncated
         stepped = (over | ~began) & out.present
-        returns = self._run_return[lanes] + np.where(stepped, out.reward, 0.0)
-        lengths = self._run_length[lanes] + stepped
+        returns = self._run_return[lanes] + np.where(stepped & steps, out.reward, 0.0)
+        lengths = self._run_length[lanes] + (stepped & steps)
         self._frame["episode_return"][slots, lanes] = np.where(stepped, returns, 0.0)
         self._frame["episode_length"][slots, lanes] = np.where(stepped, lengths, 0)
         if began.any():
@@ -371,8 +373,7 @@ class GroupStepper:
             self._repeat(out.obs, orders)
             out.present[:] = out.truncated[:] = self._were_present(orders)
             group.seeds = seeds
-        if not all(order.begin for order in orders):
-            self._forget_ended(orders)
+        self._go_back(orders)
         for lane in lanes.tolist():
             self._orders.pop(lane, None)
             self._resets.pop(lane, None)
@@ -395,12 +396,14 @@ class GroupStepper:
         slots = [min(order.last_slot, len(self._present) - 1) for order in orders]
         return self._present[slots, [order.lane for order in orders]].copy()
 
-    def _forget_ended(self, orders: Sequence[Order]) -> None:
-        """A lane whose last answer ended an episode has not begun the one that is lost, or only just."""
+    def _go_back(self, orders: Sequence[Order]) -> None:
+        """Returns and lengths are those that the caller has seen last: what came after that is lost."""
         for order in orders:
             last = (order.last_slot, order.lane)
-            if self._was_seen(order) and (self._frame["terminated"][last] or self._frame["truncated"][last]):
-                self._run_return[order.lane] = self._run_length[order.lane] = 0
+            # Whose last answer ended an episode has not begun the one that is lost, or only just.
+            running = self._was_seen(order) and not (self._frame["terminated"][last] or self._frame["truncated"][last])
+            self._run_return[order.lane] = self._frame["episode_return"][last] if running else 0.0
+            self._run_length[order.lane] = self._frame["episode_length"][last] if running else 0
 
     def _rebuild(self, group: _Group) -> None:
         old = [group.env]

@@ -74,6 +74,15 @@ class Groups:
                 )
             i += len(own)
 
+    def lanes_of(self, envs: int, lanes: int) -> int:
+        """How many lanes so many envs have. Raises ValueError where that depends on which."""
+        if envs == len(self._groups) or not self._groups:
+            return lanes if self._groups else envs
+        sizes = {group.size for group in self._groups}
+        if len(sizes) > 1:
+            raise ValueError("batch_envs: envs have different numbers of lanes, so batches must have all of them")
+        return envs * sizes.pop()
+
     def check_batch(self, batch_size: int, lanes: int) -> None:
         """Raise ValueError for batches that would cut a group in two."""
         if not self.some or batch_size == lanes:

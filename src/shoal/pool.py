@@ -68,6 +68,7 @@ class Pool:
             may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
+        batch_envs: the same in envs, where these have several lanes.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled"; None for "next_step", or for
             what envs do that step a whole batch and reset by themselves.
         frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. With just 1, envs
@@ -106,6 +107,7 @@ class Pool:
         backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax"] = "auto",
         num_workers: int | None = None,
         batch_size: int | None = None,
+        batch_envs: int | None = None,
         autoreset: Literal["next_step", "same_step", "disabled"] | None = None,
         frames: int = 2,
         copy: bool = False,
@@ -150,13 +152,19 @@ class Pool:
         if backend == "auto" and survives:
             backend = "processes"
         deadline = Deadline.after(start_timeout)
-        expected = len(env_fns) if batch_size is None else whole_number("batch_size", batch_size, 1, 2**40)
+        if batch_size is not None and batch_envs is not None:
+            raise ValueError("batch_size and batch_envs say the same: give one of them")
+        expected = len(env_fns)
+        if batch_envs is not None:
+            expected = whole_number("batch_envs", batch_envs, 1, len(env_fns))
+        elif batch_size is not None:
+            expected = whole_number("batch_size", batch_size, 1, 2**40)  # at most all lanes, once these are known
         self.plan: Plan = make_plan(
             env_fns, backend, num_workers, min(expected, len(env_fns)), isolate, self._start_method, deadline
         )
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
         try:
-            self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, seed, deadline)
+            self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)
         except BaseException:
             self._crew.dismiss(Deadline.after(1.0))  # a partial start is undone
             if hasattr(self, "_slab"):
@@ -168,16 +176,24 @@ class Pool:
     # ---- start -----------------------------------------------------------------------------------------------
 
     def _start(
-        self, autoreset: str | None, observation_mode: Any, batch_size: int | None, seed: Seed, deadline: Deadline
+        self,
+        autoreset: str | None,
+        observation_mode: Any,
+        batch_size: int | None,
+        batch_envs: int | None,
+        seed: Seed,
+        deadline: Deadline,
     ) -> EnvSpecs:
         summaries = self._crew.build(deadline)
         self.autoreset = choose_mode(autoreset, self._crew.groups)
         self._policy = replace(self._policy, same_step=self.autoreset == "same_step")
         self.num_envs = self._crew.blocks[-1][1]
+        groups = Groups(self._crew.groups)
+        if batch_envs is not None:
+            batch_size = groups.lanes_of(batch_envs, self.num_envs)
         self.batch_size = whole_number(
             "batch_size", self.num_envs if batch_size is None else batch_size, 1, self.num_envs
         )
-        groups = Groups(self._crew.groups)
         groups.check_batch(self.batch_size, self.num_envs)
         window = self._window()
         self._first_seeds = spread_seed(seed, np.arange(self.num_envs))

@@ -41,6 +41,8 @@ class Rig:
         publish_each: bool = False,
         obs: spaces.Space[Any] = OBS,
         action: spaces.Space[Any] = ACTION,
+        leader: Any = None,
+        window: int = 0,
     ):
         self.core = load(kind)
         self.kind, self.lane_count = kind, lanes
@@ -51,7 +53,7 @@ class Rig:
         self.state = np.zeros(lanes, np.uint8)
         self.owner = (np.arange(lanes) * workers // lanes).astype(np.int32)
         self.bells, self.bell = [EventBell() for _ in range(workers)], EventBell()
-        self.lanes = self._make("lanes", self.slab, self.state, self.owner, self.bells, self.bell)
+        self.lanes = self._make("lanes", self.slab, self.state, self.owner, self.bells, self.bell, leader, window)
         self.log: list[tuple[Any, ...]] = []
         self.raising: dict[str, Exception] = {}  # callbacks that shall raise
         self.results: dict[int, Any] = {}  # what a lane's step returns instead of its default

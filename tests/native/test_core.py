@@ -162,6 +162,58 @@ def test_idle_lanes_are_never_collected(kind: str) -> None:
     assert rig.collect(1)[1] == [1]
 
 
+def test_a_group_is_ready_when_its_last_lane_is(kind: str) -> None:
+    rig = Rig(kind, lanes=5, leader=ids(1, 1, 4, 4, 4))
+    rig.lanes.post(None, OP_STEP)
+    rig.answer(0, 2, 3, at_ns=1)  # half of either
+    assert rig.collect(2)[0][0] == COLLECT_TIMEOUT
+    rig.answer(1, at_ns=1)
+    assert rig.collect(2) == ((2, 0, 1, 0), [0, 1])
+    assert rig.collect(1)[0][0] == COLLECT_TIMEOUT
+    rig.answer(4, at_ns=9)
+    assert rig.collect(3, ids(2, 3, 4)) == ((3, 2, 1, 0), [2, 3, 4])
+
+
+def test_a_window_is_taken_when_it_is_whole(kind: str) -> None:
+    rig = Rig(kind, lanes=6, window=2)
+    rig.lanes.post(None, OP_STEP)
+    rig.answer(0, 3, 5, at_ns=1)
+    assert rig.collect(2)[0][0] == COLLECT_TIMEOUT
+    rig.answer(1, at_ns=30)
+    rig.answer(4, at_ns=20)
+    assert rig.collect(2) == ((2, 4, 1, 0), [4, 5])  # the one that was whole first
+    assert rig.collect(2) == ((2, 0, 1, 0), [0, 1])
+    assert rig.collect(1)[1] == [3]  # other numbers are of any lanes
+    assert rig.state.tolist() == [0, 0, 1, 0, 0, 0]
+
+
+def test_a_waiter_is_woken_when_a_window_is_whole(kind: str) -> None:
+    rig = Rig(kind, lanes=4, workers=2, window=2)
+    rig.lanes.post(None, OP_STEP)
+    thread = in_thread(lambda: (time.sleep(0.02), rig.blocks[1].run()))
+    assert rig.collect(2, deadline_ns=soon())[1] == [2, 3]
+    thread.join()
+
+
+@pytest.mark.parametrize("lane", [1, 3])
+def test_publish_answers_what_was_asked(kind: str, lane: int) -> None:
+    rig = Rig(kind, lanes=4, workers=2)
+    out = np.full(2, -1, np.int64)
+    assert rig.block.asked(out) == 0
+    rig.lanes.post(ids(lane), OP_STEP)
+    block = rig.blocks[lane // 2]
+    assert block.asked(out) == 1
+    assert out[0] == lane
+    before = time.monotonic_ns()
+    block.publish(ids(lane), before - 1000)
+    assert rig.collect(1, deadline_ns=soon())[1] == [lane]
+    assert before <= rig.array("done_ns")[lane] <= time.monotonic_ns()
+    stats = rig.array("stats")[lane // 2]
+    assert stats[twin.STAT_STEPS] == 1
+    assert stats[twin.STAT_BUSY_NS] >= 1000
+    assert block.asked(out) == 0
+
+
 def test_wanted_lanes_only(kind: str) -> None:
     rig = Rig(kind, lanes=4)
     rig.lanes.post(None, OP_STEP)

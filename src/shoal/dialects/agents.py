@@ -42,7 +42,7 @@ class BatchedParallelEnv:
         env: a function or class that makes a PettingZoo env (parallel, or AEC, which is converted), a list of such, or
             a pool of them.
         num_envs: how many; left out when a list or a pool was given.
-        **pool_options: as for `shoal.Pool`, whose `batch_size` counts agents.
+        **pool_options: as for `shoal.Pool`; `batch_envs` is how many envs `recv` waits for.
 
     Attributes:
         pool: the pool, which has a lane for each agent of each env.

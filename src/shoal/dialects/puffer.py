@@ -9,7 +9,8 @@
         envs.send(policy(obs))                     # for the envs that were received last
 
 Workers sleep when there is nothing to do, a dead one is named, truncations stay truncations, and each env has its own
-seed. Envs with several agents are still to come.
+seed. An env with several agents (PufferLib's own kind, PettingZoo's, a vector env, another Serial) has a row for each
+of them, and its rows always come together.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shoal.adapters.gymnasium import as_env_fns
 from shoal.adapters.modern import modern
 from shoal.cores import usable_cores
 from shoal.errors import BadEnv, NothingPending
+from shoal.group import is_group
 from shoal.pool import Pool, refuse_unknown_options
 
 __all__ = ["Multiprocessing", "Reset", "Serial", "make"]
@@ -45,6 +47,7 @@ class _Vectorized:
 
     Attributes:
         pool: the pool.
+        num_envs: how many envs there are.
         num_agents: rows of all envs together.
         agents_per_batch: rows of what `recv` returns.
         single_observation_space, single_action_space: of one row.
@@ -59,7 +62,8 @@ class _Vectorized:
         self._last_ids: Array | None = None  # of the envs that were received, and not yet sent to
         pool_options.setdefault("check_actions", "discrete")
         self.pool = Pool(list(env_fns), **pool_options)
-        self.num_envs = self.num_environments = self.num_agents = self.pool.num_envs
+        self.num_envs = self.num_environments = len(env_fns)
+        self.num_agents = self.pool.num_envs
         self.agents_per_batch = self.pool.batch_size
         self.num_workers = self.pool.plan.num_workers
         specs = self.pool.specs
@@ -72,7 +76,9 @@ class _Vectorized:
     def driver_env(self) -> Any:
         """An env to look at, made in this process when it is first asked for."""
         if self._driver is None:
-            self._driver = modern(self._first_env_fn())
+            driver = modern(self._first_env_fn())
+            own = driver.env if is_group(driver) else None
+            self._driver = own if hasattr(own, "single_observation_space") else driver
         return self._driver
 
     # ---- stepping ----------------------------------------------------------------------------------------------
@@ -93,7 +99,9 @@ class _Vectorized:
         """The next batch: observations, rewards, terminals, truncations, infos, env ids, masks."""
         batch = self.pool.recv(timeout)
         self._last_ids = batch.env_id
-        infos = [dict(info) for _, info in sorted(batch.info.items())]
+        infos: list[dict[str, Any]] = []
+        for _, info in sorted(batch.info.items()):
+            infos += info["infos"] if list(info) == ["infos"] else [dict(info)]
         return batch.obs, batch.reward, batch.terminated, batch.truncated, infos, batch.env_id, batch.mask
 
     def send(self, actions: Any) -> None:
@@ -167,7 +175,8 @@ class Multiprocessing(_Vectorized):
         num_workers: worker processes; by default the cores that this process may use.
         envs_per_worker: in place of num_workers, or of num_envs.
         batch_size: envs that `recv` waits for; all by default.
-        zero_copy: give views of the shared memory, valid for one more send of their envs; False gives copies.
+        zero_copy: give views of the shared memory, valid for one more send of their envs; False gives copies. Where
+            batches are smaller than all envs and divide them, they are then always the same neighbours.
         sync_traj: receive the envs strictly in turn, rather than those that are done first.
         overwork: allow more workers than cores.
         **pool_options: as for `shoal.Pool`.
@@ -195,12 +204,13 @@ class Multiprocessing(_Vectorized):
             num_envs, num_workers = _from_envs_per_worker(num_envs, num_workers, envs_per_worker)
         env_fns = _env_fns(creators, env_args, env_kwargs, num_envs)
         _check_workers(num_workers, len(env_fns), overwork)
+        neighbours = zero_copy and batch_size is not None and len(env_fns) % batch_size == 0
         super().__init__(
             env_fns,
             seed,
             {
-                "backend": "processes", "num_workers": num_workers, "batch_size": batch_size, "copy": not zero_copy,
-                "order": "fifo" if sync_traj else "ready", **pool_options,
+                "backend": "processes", "num_workers": num_workers, "batch_envs": batch_size, "copy": not zero_copy,
+                "order": "fifo" if sync_traj else "contiguous" if neighbours else "ready", **pool_options,
             },
         )  # fmt: skip
 

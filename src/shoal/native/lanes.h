@@ -58,6 +58,11 @@ static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_ValueError, "leader needs one entry per lane");
         return -1;
     }
+    for (int64_t i = 0; self->leader.obj && i < self->lanes; i++)
+        if (((const int64_t *)self->leader.buf)[i] < 0 || ((const int64_t *)self->leader.buf)[i] >= self->lanes) {
+            PyErr_SetString(PyExc_IndexError, "leader names no lane");
+            return -1;
+        }
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(state, &self->state, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(owner, &self->owner, PyBUF_SIMPLE) < 0) return -1;
