@@ -171,7 +171,8 @@ class Masked(Parallel):
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         self.agents, self.time, self.kept = list(self.possible_agents), 0, []
-        self.rng = np.random.default_rng(seed)
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
         return {name: self._observe() for name in self.agents}, {}
 
     def _observe(self) -> dict[str, Any]:

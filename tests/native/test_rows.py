@@ -30,7 +30,8 @@ def call(core: Any, observations: Any, targets: Any, paths: Any = ((),), **chang
         **changes,
     }
     written = core.write_rows(
-        NAMES, (0, 3, 1), observations, given["rewards"], given["terminated"], given["truncated"], reward, targets, paths
+        NAMES, (0, 3, 1), observations, given["rewards"], given["terminated"], given["truncated"], reward, targets,
+        paths,
     )  # fmt: skip
     return written, reward.tolist()
 
