@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
 MODES = ("next_step", "same_step", "disabled")
+_FLAGS = ("terminated", "truncated", "began", "present", "has_final")
 
 # One dict for each row of the Answers, or None where all of them are empty.
 Infos = Sequence[dict[str, Any]] | None
@@ -55,12 +56,21 @@ class Answers:
     @classmethod
     def scratch(cls, leaves: Sequence[Any], count: int, finals: bool = False) -> Answers:
         """Room for so many rows that is no batch's; `leaves` are those of the observation space."""
-        names = ("terminated", "truncated", "began", "present", "has_final")
         return cls(
             obs=[np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves],
             final=[np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves if finals],
             reward=np.zeros(count),
-            **{name: np.zeros(count, np.bool_) for name in names},
+            **{name: np.zeros(count, np.bool_) for name in _FLAGS},
+        )
+
+    def part(self, start: int, stop: int) -> Answers:
+        """Some of the rows, as views."""
+        arrays = {name: getattr(self, name)[start:stop] for name in _FLAGS}
+        return Answers(
+            obs=[array[start:stop] for array in self.obs],
+            final=[array[start:stop] for array in self.final],
+            reward=self.reward[start:stop],
+            **arrays,
         )
 
     def clear(self) -> None:

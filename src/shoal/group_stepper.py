@@ -56,6 +56,8 @@ class _Group:
     start: int
     stop: int
     views: list[Answers]  # of all its lanes, for each frame
+    rows: Array  # all of its lanes, counted from 0
+    actions: Any  # of all its lanes, where they lie in the slab
     seeds: list[int | None] | None = None  # it must begin an episode with these before it is stepped
 
     @property
@@ -93,15 +95,17 @@ class GroupStepper:
         self._frame = {name: slab.array(name) for name in FRAME_FIELDS}
         self._present = slab.array("present") if "present" in slab.layout.fields else None
         self._op, self._slot, self._requested = slab.array("op"), slab.array("slot"), slab.array("requested")
-        self._ended, self._stats = slab.array("ended"), slab.array("stats")[worker]
+        self._ended, self._counters = slab.array("ended"), counters.WorkerCounters(slab, worker)
+        self._stats = self._counters.stats
         self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
         self._resets: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
         self._orders: dict[int, Order] = {}
         self._notes: list[Note] = []
         self._during = "step"
-        self._groups = self._lay_out(start, slab.layout.frames)
-        stop = self._groups[-1].stop
-        self._lanes = np.arange(start, stop)
+        stop = start + sum(env.num_lanes for env in envs)
+        self._mine, self._lanes = slice(start, stop), np.arange(start, stop)
+        self._whole = [self._view(slot, start, stop) for slot in range(slab.layout.frames)]
+        self._groups = self._lay_out(start)
         self._edges = np.array([group.start for group in self._groups[1:]], np.int64)
         self._asked = np.zeros(stop - start, np.int64)
         for env in envs:
@@ -112,14 +116,15 @@ class GroupStepper:
         )  # fmt: skip
         self.wait = self.core.wait
 
-    def _lay_out(self, start: int, frames: int) -> list[_Group]:
-        groups = []
+    def _lay_out(self, start: int) -> list[_Group]:
+        groups, first = [], start
         for index, env in enumerate(self.envs):
             stop = start + env.num_lanes
-            views = [self._view(slot, start, stop) for slot in range(frames)]
-            if frames == 1 and hasattr(env, "move_into"):
+            views = [whole.part(start - first, stop - first) for whole in self._whole]
+            if len(views) == 1 and hasattr(env, "move_into"):
                 env = self.envs[index] = env.move_into(views[0], self._env_fns[index])
-            groups.append(_Group(index, env, start, stop, views))
+            actions = assemble(self._action_space, [array[start:stop] for array in self._actions])
+            groups.append(_Group(index, env, start, stop, views, np.arange(stop - start), actions))
             start = stop
         return groups
 
@@ -141,12 +146,18 @@ class GroupStepper:
         if not count:
             return 0
         began_ns = time.monotonic_ns()
+        slot = self._common_slot(count)
+        if slot is not None:
+            self._step_all(slot, began_ns)
+            self._flush()
+            return count
         asked = self._asked[:count].copy()
         done: list[Array] = []
         try:
             for group, lanes in self._by_group(asked):
-                self._show(int(lanes[0]) + 1)
+                self.core.enter(int(lanes[0]))
                 self._answer(group, lanes)
+                self.core.leave(int(lanes[0]))
                 done.append(lanes)
                 if self._publish_each:
                     self._publish([done.pop()], began_ns)
@@ -156,6 +167,47 @@ class GroupStepper:
                 self._publish(done, began_ns)
         self._flush()
         return count
+
+    def _common_slot(self, count: int) -> int | None:
+        """The frame that all groups are to be stepped into; None where not all of them are asked for a step, and so."""
+        slots = self._slot[self._mine]
+        others = count < len(slots) or self._publish_each or self._check_nan or self._op[self._mine].any()
+        if others or (slots != slots[0]).any() or any(group.seeds is not None for group in self._groups):
+            return None
+        return int(slots[0])
+
+    def _step_all(self, slot: int, began_ns: int) -> None:
+        """Step all groups into one frame, and keep the books of all lanes at once: envs may be many and quick."""
+        self._whole[slot].clear()
+        for name in ("status", "episode_return", "episode_length"):
+            self._frame[name][slot, self._mine] = 0
+        done, failed = 0, []
+        try:
+            for group in self._groups:
+                self.core.enter(group.start)
+                try:
+                    infos = _checked(group.env.step(group.rows, group.actions, group.views[slot]), group.count)
+                except BaseException as error:
+                    self._let_through(error)
+                    failed.append((group, error))
+                else:
+                    if infos is not None:
+                        self._note(group.rows + group.start, np.full(group.count, slot), infos)
+                self.core.leave(group.start)
+                done += 1
+        finally:  # an interrupt must not have groups stepped again that have answered
+            answered = self._groups[:done]
+            if done == len(self._groups) and not failed:
+                self._keep_books(self._mine, slot, self._whole[slot])
+            else:
+                lost = [group for group, _ in failed]
+                for group in answered:
+                    if group not in lost:
+                        self._keep_books(slice(group.start, group.stop), slot, group.views[slot])
+            for group, raised in failed:
+                self._fail(group.rows + group.start, np.full(group.count, slot), raised)
+            if answered:
+                self._publish([self._lanes[: answered[-1].stop - self._mine.start]], began_ns)
 
     def _by_group(self, asked: Array) -> list[tuple[_Group, Array]]:
         parts = [asked] if len(self._groups) == 1 else np.split(asked, np.searchsorted(asked, self._edges))
@@ -170,10 +222,6 @@ class GroupStepper:
         if not group.env.together:
             return False
         return not (getattr(group.env, "resets_alone", False) and (self._op[lanes] == native.OP_RESET).all())
-
-    def _show(self, at: int) -> None:
-        """Say which lane is being stepped, for whoever wonders why it takes so long."""
-        self._stats[native.STAT_SINCE_NS], self._stats[native.STAT_AT] = time.monotonic_ns(), at
 
     def _answer(self, group: _Group, lanes: Array) -> None:
         ops = self._op[lanes]
@@ -200,9 +248,7 @@ class GroupStepper:
             return
         if not in_place:
             self._scatter(slots, lanes, out)
-        if out.has_final.any():
-            self._frame["status"][slots[out.has_final], lanes[out.has_final]] |= STATUS_FINAL
-        self._count(lanes, slots, out, op != native.OP_RESTART)
+        self._keep_books(lanes, slots, out, op != native.OP_RESTART)
         self._note(lanes, slots, infos)
 
     def _act(self, group: _Group, lanes: Array, op: int, out: Answers) -> Infos:
@@ -238,21 +284,24 @@ class GroupStepper:
             for target, value in zip(targets, values, strict=True):
                 target[slots, lanes] = value
 
-    def _count(self, lanes: Array, slots: Array, out: Answers, steps: bool) -> None:
-        """Keep the returns and lengths of the lanes' episodes. An episode that is cut short gets no further step."""
-        over = out.terminated | out.truncated
-        stepped = (over | ~out.began) & out.present
-        if steps:
-            self._run_return[lanes] += np.where(stepped, out.reward, 0.0)
-            self._run_length[lanes] += stepped
-        self._frame["episode_return"][slots, lanes] = np.where(stepped, self._run_return[lanes], 0.0)
-        self._frame["episode_length"][slots, lanes] = np.where(stepped, self._run_length[lanes], 0)
-        began = out.began
+    def _keep_books(self, lanes: Array | slice, slots: Array | int, out: Answers, steps: bool = True) -> None:
+        """Keep the returns and lengths of the lanes' episodes, and who has ended. An episode that is cut short gets no
+        further step."""
+        began, over = out.began, out.terminated | out.truncated
+        stepped = (over | ~began) & out.present
+        returns = self._run_return[lanes] + np.where(stepped & steps, out.reward, 0.0)
+        lengths = self._run_length[lanes] + (stepped & steps)
+        self._frame["episode_return"][slots, lanes] = np.where(stepped, returns, 0.0)
+        self._frame["episode_length"][slots, lanes] = np.where(stepped, lengths, 0)
+        if over.any():
+            self._counters.episodes(int(np.count_nonzero(over)), returns[over].sum(), lengths[over].sum())
         if began.any():
-            fresh = lanes[began]
-            self._run_return[fresh] = self._run_length[fresh] = 0
-            self._stats[counters.STAT_EPISODES] += len(fresh)
+            returns[began] = lengths[began] = 0
+            self._stats[counters.STAT_EPISODES] += np.count_nonzero(began)
+        self._run_return[lanes], self._run_length[lanes] = returns, lengths
         self._ended[lanes] = over & ~began
+        if out.has_final.any():
+            self._frame["status"][slots, lanes] |= np.where(out.has_final, STATUS_FINAL, 0).astype(np.uint8)
 
     def _publish(self, parts: list[Array], began_ns: int) -> None:
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -439,7 +488,8 @@ class GroupStepper:
             own = [lane for lane in lanes if group.start <= lane < group.stop]
             if not own:
                 continue
-            self._show(-own[0] - 1)  # below 0: not stepping, but busy with this env all the same
+            # Below 0: not stepping, but busy with this env all the same.
+            self._stats[native.STAT_SINCE_NS], self._stats[native.STAT_AT] = time.monotonic_ns(), -own[0] - 1
             try:
                 found = act(group, own)
             except BaseException as error:

@@ -19,6 +19,7 @@ _APIS = {
     "baselines": ("shoal.dialects.baselines", "BaselinesVecEnv"),
     "tf_agents": ("shoal.dialects.tf_agents", "PoolPyEnvironment"),
     "dm_env": ("shoal.dialects.dm_env", "BatchedEnvironment"),
+    "agents": ("shoal.dialects.agents", "BatchedParallelEnv"),
 }
 
 
@@ -26,12 +27,12 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
     """Many envs as one.
 
     Args:
-        env: a Gymnasium id or spec, a function or class that makes an env (Gymnasium's, the old gym's, dm_env's or a
-            PyEnvironment of TF-Agents), or a list of such, one per env.
+        env: a Gymnasium id or spec, a function or class that makes an env (Gymnasium's, the old gym's, dm_env's,
+            PettingZoo's or a PyEnvironment of TF-Agents), or a list of such, one per env.
         num_envs: how many; left out when a list was given.
         api: whose words the result speaks: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
-            Stable-Baselines3), "baselines" (one of OpenAI Baselines), "tf_agents" (a batched PyEnvironment) or "dm_env"
-            (batched TimeSteps, without TensorFlow).
+            Stable-Baselines3), "baselines" (one of OpenAI Baselines), "tf_agents" (a batched PyEnvironment), "dm_env"
+            (batched TimeSteps, without TensorFlow) or "agents" (PettingZoo's parallel API, with a row for each env).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:

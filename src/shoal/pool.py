@@ -219,8 +219,10 @@ class Pool:
         self.data = Frames(
             self._slab, specs.single_observation_space, self.copy, lend, spare=2 if self._policy.replaces else 1
         )
+        # Of a team, only the env knows whether it goes on without those whose episodes are over.
+        user_resets = self.autoreset == "disabled" and not any(lanes.can_be_absent for lanes in self._crew.groups)
         self._scheduler = Scheduler(
-            self._slab, self._crew, self.data, action_leaves, self._check_boxes, self.autoreset == "disabled",
+            self._slab, self._crew, self.data, action_leaves, self._check_boxes, user_resets,
             self.order == "fifo", spin_pool, self.step_timeout, self._policy, groups, window,
             self._break,
         )  # fmt: skip

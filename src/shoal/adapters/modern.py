@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.adapters.old_gym import OldGymEnv, is_old
+from shoal.adapters.pettingzoo import ParallelLanes, is_aec_env, is_parallel_env
 from shoal.adapters.time_steps import TimeStepEnv, has_specs
 from shoal.adapters.vector_envs import as_lanes
 from shoal.group import is_group
@@ -13,11 +14,13 @@ __all__ = ["modern"]
 
 
 def modern(env: Any) -> Any:
-    """The env itself, one that makes it look like Gymnasium's, or one that has a lane for each of its rows."""
+    """The env itself, one that makes it look like Gymnasium's, or one that has a lane for each row or agent."""
     if is_group(env):
         return env
     if has_specs(env):
         return TimeStepEnv(env)
+    if is_parallel_env(env) or is_aec_env(env):
+        return ParallelLanes(env)
     lanes = as_lanes(env)
     if lanes is not None:
         return lanes

@@ -10,7 +10,7 @@ from shoal.native import counters, twin
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
     "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "merge", "outside",
-    "standardize",
+    "standardize", "write_rows",
 ]  # fmt: skip
 
 # The numbers that the C headers use.
@@ -33,6 +33,7 @@ KIND = "twin" if core is None else "native"
 
 _functions: Any = twin if TYPE_CHECKING or core is None else core
 outside, merge, standardize = _functions.outside, _functions.merge, _functions.standardize
+write_rows = _functions.write_rows
 
 
 def Lanes(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-/* The module shoal.native._core: doorbells, lanes, block stepping, bounds and moments in C. Its Python twin is twin.py. */
+/* The module shoal.native._core: doorbells, lanes, block stepping, rows, bounds and moments in C. Its twin is twin.py. */
 #if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
 #define Py_LIMITED_API 0x030c0000
 #endif
@@ -7,6 +7,7 @@
 #include "bounds.h"
 #include "lanes.h"
 #include "moments.h"
+#include "rows.h"
 #include "step_block.h"
 
 static int core_exec(PyObject *module) {
@@ -28,6 +29,8 @@ static PyMethodDef core_methods[] = {
     {"merge", moments_merge, METH_VARARGS, "merge(kind, values, mean, var, count) -> count, with the rows taken in"},
     {"standardize", moments_standardize, METH_VARARGS,
      "standardize(kind, values, mean, var, epsilon, limit, out): values brought to mean 0 and variance 1"},
+    {"write_rows", rows_write, METH_VARARGS,
+     "write_rows(names, rows, observations, rewards, terminated, truncated, reward, targets, paths) -> whether it could"},
     {NULL, NULL, 0, NULL},
 };
 

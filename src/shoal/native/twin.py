@@ -468,6 +468,48 @@ def standardize(kind: str, values: Array, mean: Array, var: Array, epsilon: floa
     out[...] = np.maximum(np.minimum(result, limit), -limit).reshape(out.shape)
 
 
+def write_rows(
+    names: tuple[Any, ...],
+    rows: tuple[int, ...],
+    observations: Any,
+    rewards: Any,
+    terminated: Any,
+    truncated: Any,
+    reward: Array,
+    targets: tuple[Array, ...],
+    paths: tuple[tuple[Any, ...], ...],
+) -> bool:
+    """Write what agents answer, given as dicts by agent, into these rows of a batch.
+
+    Args:
+        reward: of the batch, and so are `targets`, one for each leaf of the observations; `paths` lead to the leaves.
+
+    Returns:
+        False where one of them has ended, or anything is not exactly as the batch has it; some may have been written.
+    """
+    try:
+        for name, row in zip(names, rows, strict=True):
+            if terminated.get(name) or truncated.get(name):
+                return False
+            reward[row] = rewards[name]
+            for target, path in zip(targets, paths, strict=True):
+                value = observations[name]
+                for key in path:
+                    value = value[key]
+                if not _fits_row(value, target):
+                    return False
+                target[row] = value
+    except Exception:
+        return False  # whoever writes it with care will see why
+    return True
+
+
+def _fits_row(value: Any, target: Array) -> bool:
+    if target.ndim == 1:
+        return target.dtype == np.int64 and isinstance(value, int | np.integer)
+    return isinstance(value, np.ndarray) and value.dtype == target.dtype and value.shape == target.shape[1:]
+
+
 def native_lanes(
     core: Any, slab: Any, state: Array, owner: Array, bells: Any, bell: Any, leader: Any = None, window: int = 0
 ) -> Any:

@@ -1,0 +1,238 @@
+"""Many envs with many agents, by agent: what PettingZoo's parallel API says of one env, with a row for each env.
+
+    envs = shoal.make(make_parallel_env, num_envs=32, api="agents")
+    observations, infos = envs.reset(seed=0)
+    observations, rewards, terminations, truncations, infos = envs.step({"knight": actions, "archer": actions})
+
+Each is a dict {agent: array [num_envs, ...]} in the agent's own spaces. An agent may be absent from some envs:
+`envs.present[agent]` says where it is there. A trainer that has one policy for all agents is quicker with the lanes of
+`shoal.Pool` or `shoal.make`, where every agent of every env is one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.adapters.pettingzoo import is_aec_env, is_parallel_env
+from shoal.adapters.shared_space import SharedSpace
+from shoal.batch import Batch
+from shoal.errors import BadAction, BadCall, BadEnv
+from shoal.pool import Pool, refuse_unknown_options
+from shoal.spaces import assemble, get_path, read_actions
+
+__all__ = ["BatchedParallelEnv"]
+
+Array = npt.NDArray[Any]
+ByAgent = dict[Any, Any]
+Step = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
+
+
+class BatchedParallelEnv:
+    """Many parallel envs as one.
+
+    Arrays are views of one batch of all agents wherever the agent's space allows; they are the caller's own unless
+    `copy=False` is given.
+
+    Args:
+        env: a function or class that makes a PettingZoo env (parallel, or AEC, which is converted), a list of such, or
+            a pool of them.
+        num_envs: how many; left out when a list or a pool was given.
+        **pool_options: as for `shoal.Pool`; `batch_envs` is how many envs `recv` waits for.
+
+    Attributes:
+        pool: the pool, which has a lane for each agent of each env.
+        num_envs: how many envs.
+        agents, possible_agents: the names of all agents that an env may have.
+        present: by agent, bool [envs of the last answer], True where it is there.
+        began: by agent, bool [envs of the last answer], True where its observation is the first of an episode.
+    """
+
+    def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
+        if isinstance(env, Pool) or hasattr(env, "lane_names"):
+            if num_envs is not None or pool_options:
+                raise TypeError("num_envs and options are for making a pool, and one was given")
+            self.pool: Any = env
+        else:
+            refuse_unknown_options(pool_options)
+            pool_options.setdefault("copy", True)
+            self.pool = Pool(env, num_envs, **pool_options)
+        try:
+            self._learn_about_agents()
+        except BaseException:
+            if self.pool is not env:
+                self.pool.close()
+            raise
+
+    def _learn_about_agents(self) -> None:
+        if not getattr(self.pool, "lane_names", None):
+            raise BadEnv("these envs have no agents with names: use shoal.make without api, or shoal.Pool")
+        self.agents: list[Any] = list(self.pool.lane_names)
+        self.possible_agents = self.agents
+        self._lanes = {agent: lane for lane, agent in enumerate(self.agents)}
+        self.num_agents = self.max_num_agents = len(self.agents)
+        self.num_envs = self.pool.num_envs // self.num_agents
+        whole = self.pool.single_observation_space, self.pool.single_action_space
+        own = self.pool.apply(_own_spaces, env_ids=np.arange(self.num_agents))[0]
+        pairs = [whole] * self.num_agents if own is None else own
+        self._observations = SharedSpace("observation", self.agents, [pair[0] for pair in pairs])
+        self._actions = SharedSpace("action", self.agents, [pair[1] for pair in pairs])
+        # An action that is legal for all, for agents that are left out.
+        self._idle = [np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high) for leaf in self._actions.leaves]
+        self._lives = np.zeros((self.num_envs, self.num_agents), np.bool_)  # whose actions count in the next step
+        self.present: ByAgent = {agent: np.zeros(self.num_envs, np.bool_) for agent in self.agents}
+        self.began: ByAgent = dict(self.present)
+
+    # ---- what it is --------------------------------------------------------------------------------------------
+
+    def observation_space(self, agent: Any) -> Space[Any]:
+        """Of one agent in one env."""
+        return self._observations.own[self._lanes[agent]]
+
+    def action_space(self, agent: Any) -> Space[Any]:
+        """Of one agent in one env."""
+        return self._actions.own[self._lanes[agent]]
+
+    # ---- stepping ----------------------------------------------------------------------------------------------
+
+    def reset(self, seed: Any = None, options: Any = None, env_ids: Any = None) -> tuple[ByAgent, ByAgent]:
+        """Begin a new episode in these envs (None: all): observations and infos.
+
+        Args:
+            seed: an int gives env i `seed + i`; a list gives each of the envs its own.
+            options: handed to every env's reset; a list gives each of the envs its own.
+        """
+        batch = self.pool.reset(self._lanes_of(env_ids), **self._for_lanes(seed, options, env_ids))
+        observations, *_, infos = self._by_agent(batch)
+        return observations, infos
+
+    def async_reset(self, seed: Any = None, options: Any = None, env_ids: Any = None) -> None:
+        """Start a reset of these envs (None: all); their first observations come with `recv`."""
+        self.pool.async_reset(self._lanes_of(env_ids), **self._for_lanes(seed, options, env_ids))
+
+    def step(self, actions: Mapping[Any, Any]) -> Step:
+        """Step all envs: observations, rewards, terminations, truncations and infos, by agent.
+
+        Args:
+            actions: by agent, a batch of its action space with a row for each env. Rows where it is absent are ignored,
+                and an agent that is absent everywhere may be left out.
+
+        Returns:
+            arrays by agent; infos are dicts {env: info} of those that are not empty. Where an agent is absent, its rows
+            are zeros.
+        """
+        return self._by_agent(self.pool.step(self._joined(actions, np.arange(self.num_envs))))
+
+    def send(self, actions: Mapping[Any, Any], env_ids: Any = None) -> None:
+        """Start a step of these envs (None: all), and return at once; `actions` have a row for each of them."""
+        envs = np.arange(self.num_envs) if env_ids is None else self._checked(env_ids)
+        self.pool.send(self._joined(actions, envs), self._lanes_of(env_ids))
+
+    def recv(self, timeout: float | None = None, min_batch: int | None = None) -> tuple[Any, ...]:
+        """Wait for the next envs that are done: what `step` returns, and the envs' ids, [n]."""
+        batch = self.pool.recv(timeout, min_batch)
+        return (*self._by_agent(batch), batch.env_id[:: self.num_agents] // self.num_agents)
+
+    def close(self) -> None:
+        """Close all envs."""
+        self.pool.close()
+
+    def __enter__(self) -> BatchedParallelEnv:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    # ---- to lanes ----------------------------------------------------------------------------------------------
+
+    def _checked(self, env_ids: Any) -> Array:
+        envs = np.atleast_1d(np.asarray(env_ids))
+        if envs.ndim != 1 or envs.dtype.kind not in "iu" or not ((envs >= 0) & (envs < self.num_envs)).all():
+            raise BadAction(f"env_ids: expected whole numbers from 0 to {self.num_envs - 1}, found {env_ids!r:.200}")
+        return envs
+
+    def _lanes_of(self, env_ids: Any) -> Array | None:
+        if env_ids is None:
+            return None
+        envs = self._checked(env_ids)
+        return (envs[:, None] * self.num_agents + np.arange(self.num_agents)).ravel()
+
+    def _for_lanes(self, seed: Any, options: Any, env_ids: Any) -> dict[str, Any]:
+        """What is given to each env, given to each of its lanes."""
+        envs = np.arange(self.num_envs) if env_ids is None else self._checked(env_ids)
+        if seed is not None and not isinstance(seed, Sequence | np.ndarray):
+            seed = [seed + int(env) for env in envs]
+        return {
+            "seed": self._repeated("seed", seed, len(envs)),
+            "options": self._repeated("options", options, len(envs)) if isinstance(options, list) else options,
+        }
+
+    def _repeated(self, name: str, values: Any, count: int) -> list[Any] | None:
+        if values is not None and len(values) != count:
+            raise BadCall(f"{name}: expected {count}, one for each env, found {len(values)}")
+        return None if values is None else [value for value in values for _ in self.agents]
+
+    def _joined(self, actions: Mapping[Any, Any], envs: Array) -> Any:
+        """A batch of actions with a row for each lane of these envs."""
+        if not isinstance(actions, Mapping):
+            raise BadAction(f"actions: expected a dict with a batch for each agent, found {type(actions).__name__}")
+        unknown = [agent for agent in actions if agent not in self._lanes]
+        if unknown:
+            raise BadAction(f"actions: there is no agent {unknown[0]!r}; the agents are {self.agents}")
+        joined = [np.empty((len(envs), self.num_agents, *idle.shape), idle.dtype) for idle in self._idle]
+        for array, idle in zip(joined, self._idle, strict=True):
+            array[:] = idle
+        for agent, lane in self._lanes.items():
+            if agent in actions:
+                own = self._own_actions(agent, lane, actions[agent], envs)
+                self._actions.put_actions(lane, own, [array[:, lane] for array in joined])
+            elif self._lives[envs, lane].any():
+                raise BadAction(f"actions: agent {agent!r} is left out, and it is present in some of the envs")
+        return assemble(self._actions.space, [array.reshape(-1, *array.shape[2:]) for array in joined])
+
+    def _own_actions(self, agent: Any, lane: int, actions: Any, envs: Array) -> list[Any]:
+        try:
+            return read_actions(self._actions.action_leaves(lane), actions, envs, check_boxes=False)
+        except BadAction as error:
+            raise BadAction(f"agent {agent!r}: {error}") from error
+
+    # ---- from lanes --------------------------------------------------------------------------------------------
+
+    def _by_agent(self, batch: Batch) -> Step:
+        count = self.num_agents
+        leaves = self._observations.leaves
+        obs = [np.asarray(get_path(batch.obs, leaf.path)).reshape(-1, count, *leaf.shape) for leaf in leaves]
+        observations = {
+            agent: self._observations.take(lane, [array[:, lane] for array in obs])
+            for agent, lane in self._lanes.items()
+        }
+        self.present, self.began = self._columns(batch.mask), self._columns(batch.began)
+        lives = batch.mask & (batch.began | ~(batch.terminated | batch.truncated))
+        self._lives.ravel()[batch.env_id] = lives
+        infos: ByAgent = {agent: {} for agent in self.agents}
+        for row, info in batch.info.items():
+            env, lane = divmod(row, count)
+            infos[self.agents[lane]][env] = self._own_info(lane, info)
+        flags = self._columns(batch.terminated), self._columns(batch.truncated)
+        return observations, self._columns(batch.reward), *flags, infos
+
+    def _columns(self, values: Array) -> ByAgent:
+        columns = values.reshape(-1, self.num_agents)
+        return {agent: columns[:, lane] for agent, lane in self._lanes.items()}
+
+    def _own_info(self, lane: int, info: dict[str, Any]) -> dict[str, Any]:
+        if "final_obs" not in info:
+            return info
+        values = [np.asarray(get_path(info["final_obs"], leaf.path)) for leaf in self._observations.leaves]
+        return {**info, "final_obs": self._observations.take(lane, values)}
+
+
+def _own_spaces(env: Any) -> list[tuple[Space[Any], Space[Any]]] | None:
+    """Where the env lives: each agent's own spaces, None where they are no matter of the agent."""
+    if not (is_parallel_env(env) or is_aec_env(env)):
+        return None
+    return [(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents]
