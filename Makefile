@@ -88,6 +88,7 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/startup.py
 	$(BENCH_VENV)/bin/python benchmarks/supervision.py
 	$(BENCH_VENV)/bin/python benchmarks/sb3.py
+	$(BENCH_VENV)/bin/python benchmarks/puffer.py --agents
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
 
 bench-graph: $(VENV)/.ready $(TF_VENV)/.ready
