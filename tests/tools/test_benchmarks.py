@@ -88,7 +88,7 @@ def test_puffer_goes_on_with_the_two_best_settings(module: Any) -> None:
     rows = [bench.Row(one, rates=each) for one, each in zip(every, rates, strict=True)]
     settings = bench.Settings(rounds=3)
     tried = bench.Result(work.Work("CartPole-v1", 64, None), settings, rows)
-    assert puffer.best_two(tried) == [every[2], every[5]]
+    assert puffer.best_two(tried) == [every[5], every[2]]
     nobody = bench.Result(tried.work, settings, [bench.Row(one, "skipped") for one in every])
     assert puffer.best_two(nobody) == every[:1]
 
