@@ -89,6 +89,7 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/supervision.py
 	$(BENCH_VENV)/bin/python benchmarks/counters.py
 	$(BENCH_VENV)/bin/python benchmarks/sb3.py
+	$(BENCH_VENV)/bin/python benchmarks/puffer.py --agents
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
 
 bench-graph: $(VENV)/.ready $(TF_VENV)/.ready

@@ -60,6 +60,28 @@ class Image84(gymnasium.Env[np.ndarray, np.int64]):
         return frame
 
 
+class Frames84(gymnasium.Env[np.ndarray, np.int64]):
+    """Observations as large as Image84's that are copied from memory: moving them is most of the work."""
+
+    episode = 200
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = spaces.Discrete(3)
+    # Few enough to stay in the cache, as a frame that was rendered just now is.
+    stacks = np.random.default_rng(0).integers(0, 256, (4, 84, 84, 4), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin anywhere."""
+        super().reset(seed=seed)
+        self.steps, self.at = 0, int(self.np_random.integers(4))
+        return self.stacks[self.at].copy(), {}
+
+    def step(self, action: np.int64) -> Step:
+        """Show the next frames."""
+        self.steps += 1
+        self.at = (self.at + int(action) + 1) % 4
+        return self.stacks[self.at].copy(), float(action), False, self.steps >= self.episode, {}
+
+
 class Busy500us(gymnasium.Env[np.ndarray, np.int64]):
     """A step takes 500 microseconds of CPU, whoever else wants the core meanwhile."""
 

@@ -6,6 +6,7 @@ from shoal import errors
 from shoal.batch import Batch
 from shoal.dialects.gymnasium import entry_point, install, uninstall
 from shoal.errors import *  # noqa: F403
+from shoal.lazy import modules_of
 from shoal.make import make
 from shoal.plan import Plan
 from shoal.pool import Pool
@@ -17,3 +18,4 @@ __all__ = [
     *errors.__all__,
 ]  # fmt: skip
 __version__ = "0.1.0"
+__getattr__ = modules_of(__name__)

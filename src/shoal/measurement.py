@@ -53,11 +53,11 @@ def time_steps(env: Any) -> Measurement:
         env = _AsOne(env)
     actions = [env.action_space.sample() for _ in range(16)]
     env.reset()
-    env.step(actions[0])  # the first one loads and compiles things
+    _, _, terminated, truncated, _ = env.step(actions[0])  # the first one loads and compiles things
     wall: list[float] = []
     cpu: list[float] = []
     clock, cpu_clock = time.perf_counter, time.process_time
-    switches, end, done = _times_blocked(), clock() + SECONDS, False
+    switches, end, done = _times_blocked(), clock() + SECONDS, terminated or truncated
     while len(wall) < FEWEST or (len(wall) < MOST and clock() < end):
         began, cpu_began = clock(), cpu_clock()
         if done:

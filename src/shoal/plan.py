@@ -63,7 +63,7 @@ def make_plan(
     """
     count, cores = len(env_fns), usable_cores()
     if num_workers is not None and (
-        isinstance(num_workers, bool) or int(num_workers) != num_workers or num_workers < 1
+        isinstance(num_workers, bool | str) or int(num_workers) != num_workers or num_workers < 1
     ):
         raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {num_workers!r}")
     if backend != "auto":

@@ -355,10 +355,12 @@ class Scheduler:
         if self._pending < need:
             with self._lanes:  # another thread's step may be what is pending
                 pass
-            raise NothingPending(
-                f"recv waits for {need} envs and {self._pending} were sent to: send to more, or make the pool with a "
-                "smaller batch_size"
+            more = (
+                "send to more, or make the pool with a smaller batch_size"
+                if self._pending
+                else "call async_reset or send first"
             )
+            raise NothingPending(f"recv waits for {need} envs and {self._pending} were sent to: {more}")
         while True:
             ready = self._received(*self._collect(need, wanted, deadline, began_ns), deadline)
             if ready is not None:

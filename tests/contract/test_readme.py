@@ -24,6 +24,7 @@ def run_example(example: str, folder: Path) -> None:
     script = folder / "example.py"
     script.write_text(example)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch with a thread for each core is slow beside other tests
+    env.pop("TF_USE_LEGACY_KERAS", None)  # which the tests set for themselves
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr

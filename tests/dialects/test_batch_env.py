@@ -344,6 +344,8 @@ def test_what_is_no_list_of_envs() -> None:
         BatchEnv([])
     with pytest.raises(shoal.BadEnv, match="list of envs"):
         BatchEnv(CountEnv())  # type: ignore[arg-type]
+    with pytest.raises(shoal.BadEnv, match="list of envs that are made already, found str"):
+        BatchEnv("CartPole-v1")
     with pytest.raises(shoal.BadEnv, match=r"env 1 is .*made already"):
         BatchEnv([CountEnv(), CountEnv])
     with pytest.raises(shoal.BadEnv, match=r"env 0 is 'CartPole-v1'.*has no step"):

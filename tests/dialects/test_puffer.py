@@ -12,6 +12,7 @@ import pytest
 
 import shoal
 from envs import CountEnv
+from shoal.cores import usable_cores
 from shoal.dialects import puffer
 from shoal.dialects.puffer import Multiprocessing, Serial
 
@@ -111,6 +112,14 @@ def test_what_can_be_vectorized() -> None:
         assert envs.num_workers == 2
 
 
+def test_auto_is_a_number_of_workers_and_a_batch_size() -> None:
+    with puffer.make(CountEnv, backend=Multiprocessing, num_envs=5, num_workers="auto", batch_size="auto") as envs:
+        assert envs.num_workers == min(5, usable_cores())
+        assert envs.agents_per_batch == 2
+    with puffer.make(CountEnv, backend=Multiprocessing, num_envs=1, batch_size="auto") as envs:
+        assert envs.agents_per_batch == 1
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     for arguments, options, words in (
         ((None,), {}, "found None"),
@@ -123,6 +132,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         ((CountEnv,), {"num_envs": 4, "num_workers": 3, "envs_per_worker": 2}, "leave one of the three out"),
         ((CountEnv,), {"envs_per_worker": 2}, "num_envs or num_workers"),
         ((CountEnv,), {"num_envs": 2, "speed": "high"}, "unknown option 'speed'"),
+        ((CountEnv,), {"num_envs": 2, "num_workers": "many"}, "num_workers: expected a whole number"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             puffer.make(*arguments, **options)

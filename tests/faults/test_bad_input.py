@@ -87,7 +87,7 @@ BAD_CALLS: list[tuple[str, Callable[[Pool], Any], type[BaseException], list[str]
     ("a negative timeout, reset", lambda p: p.reset(timeout=-1), ValueError, ["timeout", "-1"]),
     ("a negative timeout, call", lambda p: p.call("add", 1, timeout=-1), ValueError, ["timeout", "-1"]),
     ("a text timeout", lambda p: p.step(ZEROS, timeout="1"), ValueError, ["timeout", "'1'"]),
-    ("recv of nothing", lambda p: p.recv(), shoal.NothingPending, ["4 envs and 0"]),
+    ("recv of nothing", lambda p: p.recv(), shoal.NothingPending, ["4 envs and 0", "async_reset or send first"]),
     ("call of step", lambda p: p.call("step", 0), shoal.BadCall, ["step", "pool's own"]),
     ("call of reset", lambda p: p.call("reset"), shoal.BadCall, ["reset"]),
     ("call of close", lambda p: p.call("close"), shoal.BadCall, ["close"]),

@@ -28,6 +28,14 @@ def test_a_pool_and_what_stands_on_one_will_do() -> None:
         envs.close()
 
 
+def test_a_closed_pool_is_refused_at_once() -> None:
+    envs = shoal.make(CountEnv, 2, backend="serial")
+    envs.close()
+    for closed in (envs, envs.pool):
+        with pytest.raises(shoal.PoolClosed, match="make a new one"):
+            Host(closed)
+
+
 def test_wrappers_are_refused_rather_than_stepped_past() -> None:
     with shoal.Pool(CountEnv, 2, backend="serial") as pool:
         with pytest.raises(shoal.errors.BadEnv, match="has wrappers, which a graph would step past"):

@@ -818,6 +818,12 @@ class OtherShape(CountFunctional):
     observation_space = spaces.Dict({"time": spaces.Box(0, 9, (2,), np.int32)})
 
 
+class StepsToOtherShape(CountFunctional):
+    def step(self, key: Any, state: Any, action: Any) -> Any:
+        obs, *rest = super().step(key, state, action)
+        return jax.tree.map(lambda x: jnp.stack([x, x]), obs), *rest
+
+
 class MissingPart(CountFunctional):
     observation_space = spaces.Dict({"speed": spaces.Box(0, 9, ())})
 
@@ -831,7 +837,8 @@ class MissingPart(CountFunctional):
         (NoAction(), "has no action_space"),
         (OddSpace(), r"action space is a json\.decoder\.JSONDecoder"),
         (TextSpace(), "no space of arrays"),
-        (OtherShape(), r"\['time'\] has shape \(2,\)"),
+        (OtherShape(), r"\['time'\] has shape \(2,\), and the observations of its reset \(\)"),
+        (StepsToOtherShape(), r"has shape \(.*\), and the observations of its step \(2,"),
         (MissingPart(), r"no part \['speed'\]"),
         (CountFunctional, "give CountFunctional"),
         (object(), "no functional env"),

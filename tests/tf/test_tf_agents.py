@@ -189,6 +189,8 @@ def test_seed_info_and_render(kind: str) -> None:
         assert env.seed(40) == [[40], [41], [42]]
         with pytest.raises(ValueError, match="expected 3 seeds"):
             env.seed([1, 2])
+        with pytest.raises(TypeError, match="seed: expected an int"):
+            env.seed("lucky")
         env.step(np.zeros(3, np.int32))
         info = env.get_info()
         assert info["count"].tolist() == [1, 1, 1]

@@ -109,6 +109,24 @@ def test_nonsense_is_refused_by_name(env: Any, num_envs: Any, words: list[str]) 
         assert word in str(caught.value)
 
 
+class JaxFunctions:
+    """An env of the kind that backend="jax" takes."""
+
+    def reset(self, key: Any) -> Any:
+        raise NotImplementedError
+
+    def step(self, key: Any, state: Any, action: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_who_forgets_the_jax_backend_is_told_of_it() -> None:
+    with pytest.raises(BadEnv, match='needs backend="jax"'):
+        as_env_fns(JaxFunctions(), 2)
+    with pytest.raises(BadEnv) as caught:
+        as_env_fns(CountEnv(), 2)
+    assert "jax" not in str(caught.value)
+
+
 def test_a_vector_env_is_refused() -> None:
     vector = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
     with pytest.raises(BadEnv, match="already made"):

@@ -17,7 +17,7 @@ ROOT = Path(shoal.__file__).parent
 
 # From the bottom up. A module may import what stands before its own row, and its neighbours in the row.
 LAYERS = (
-    ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile", "group"),
+    ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile", "lazy"),
     ("native",),
     ("spaces",),
     ("slab", "group"),
@@ -122,6 +122,26 @@ def test_import_stays_light(module: str) -> None:
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not loaded & set(HEAVY)
     assert "shoal.tools" not in json.loads(done.stdout)
+
+
+def test_modules_are_there_when_asked_for() -> None:
+    script = """
+import importlib.util, shoal
+assert shoal.dialects.sb3.SubprocVecEnv
+assert shoal.graph.own_errors
+assert shoal.wrappers.wrap
+if importlib.util.find_spec("torch"):
+    assert shoal.graph.torch.TorchEnv
+for package in (shoal, shoal.dialects, shoal.graph):
+    try:
+        package.nonsense
+    except AttributeError as error:
+        assert str(error) == f"module {package.__name__!r} has no attribute 'nonsense'", error
+    else:
+        raise AssertionError(package)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_import_starts_nothing_and_says_nothing() -> None:

@@ -34,6 +34,21 @@ class Napping(gymnasium.Env[np.ndarray, np.int64]):
         return np.zeros(2, np.float32), 1.0, False, False, {}
 
 
+class OneShot(Napping):
+    """Its episodes have one step, and another one is refused."""
+
+    over = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.over = False
+        return super().reset(seed=seed)
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert not self.over, "reset was due"
+        self.over = True
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
 class Broken(Napping):
     """Raises in its first step."""
 
@@ -127,10 +142,14 @@ def test_a_named_backend_is_taken_as_asked_for(backend: str, workers: int | None
     assert make_plan(fns, backend, workers, count, False, "forkserver", NEVER) == expected
 
 
-@pytest.mark.parametrize("workers", [0, -1, 2.5, True])
+@pytest.mark.parametrize("workers", [0, -1, 2.5, True, "two"])
 def test_a_senseless_number_of_workers_is_refused(workers: Any) -> None:
-    with pytest.raises(ValueError, match="num_workers"):
+    with pytest.raises(ValueError, match="num_workers: expected a whole number"):
         shoal.Pool(Napping, 2, backend="processes", num_workers=workers)
+
+
+def test_an_env_whose_first_step_is_its_last_can_be_measured() -> None:
+    assert len(time_steps(OneShot()).wall) > 1
 
 
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:

@@ -82,9 +82,10 @@ def _single(env: Any, kwargs: dict[str, Any]) -> EnvFn:
     if isinstance(env, EnvSpec):
         return FromSpec(env, kwargs)
     if not isinstance(env, type) and hasattr(env, "step") and hasattr(env, "reset"):
+        functional = "" if hasattr(env, "close") else '; one that is made of JAX functions needs backend="jax"'
         raise BadEnv(
             f"{env!r} is an env already made; a pool makes its own, so pass a function that makes one, "
-            "such as `lambda: MyEnv()`"
+            f"such as `lambda: MyEnv()`{functional}"
         )
     if callable(env):
         return FromCallable(env, kwargs) if kwargs else env

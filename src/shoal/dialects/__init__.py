@@ -1,1 +1,7 @@
 """The pool in somebody else's words."""
+
+from __future__ import annotations
+
+from shoal.lazy import modules_of
+
+__getattr__ = modules_of(__name__)

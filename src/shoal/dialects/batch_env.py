@@ -57,7 +57,7 @@ class BatchEnv:
     """
 
     def __init__(self, envs: Iterable[Any], blocking: bool = True):
-        if not isinstance(envs, Iterable):
+        if isinstance(envs, str) or not isinstance(envs, Iterable):
             raise BadEnv(f"expected a list of envs that are made already, found {type(envs).__name__}: {envs!r:.100}")
         self._envs = list(envs)
         self.blocking = bool(blocking)

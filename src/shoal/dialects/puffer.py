@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -172,9 +172,9 @@ class Multiprocessing(_Vectorized):
 
     Args:
         env_creators, env_args, env_kwargs, num_envs, seed: as for Serial.
-        num_workers: worker processes; by default the cores that this process may use.
+        num_workers: worker processes; by default, and with "auto", the cores that this process may use.
         envs_per_worker: in place of num_workers, or of num_envs.
-        batch_size: envs that `recv` waits for; all by default.
+        batch_size: envs that `recv` waits for; all by default, half of them with "auto".
         zero_copy: give views of the shared memory, valid for one more send of their envs; False gives copies. Where
             batches are smaller than all envs and divide them, they are then always the same neighbours.
         sync_traj: receive the envs strictly in turn, rather than those that are done first.
@@ -188,8 +188,8 @@ class Multiprocessing(_Vectorized):
         env_args: Any = None,
         env_kwargs: Any = None,
         num_envs: int | None = None,
-        num_workers: int | None = None,
-        batch_size: int | None = None,
+        num_workers: int | Literal["auto"] | None = None,
+        batch_size: int | Literal["auto"] | None = None,
         zero_copy: bool = True,
         sync_traj: bool = False,
         overwork: bool = False,
@@ -200,11 +200,15 @@ class Multiprocessing(_Vectorized):
         **pool_options: Any,
     ):
         creators = env_creators if env_creator is None else env_creator
+        if num_workers == "auto":
+            num_workers = None
         if envs_per_worker is not None:
             num_envs, num_workers = _from_envs_per_worker(num_envs, num_workers, envs_per_worker)
         env_fns = _env_fns(creators, env_args, env_kwargs, num_envs)
+        if batch_size == "auto":
+            batch_size = max(1, len(env_fns) // 2)
         _check_workers(num_workers, len(env_fns), overwork)
-        neighbours = zero_copy and batch_size is not None and len(env_fns) % batch_size == 0
+        neighbours = zero_copy and isinstance(batch_size, int) and batch_size > 0 and len(env_fns) % batch_size == 0
         super().__init__(
             env_fns,
             seed,
@@ -221,7 +225,7 @@ def make(
     env_kwargs: Any = None,
     backend: Any = None,
     num_envs: int | None = None,
-    num_workers: int | None = None,
+    num_workers: int | Literal["auto"] | None = None,
     envs_per_worker: int | None = None,
     seed: int | None = None,
     **options: Any,
@@ -312,7 +316,9 @@ def _from_envs_per_worker(num_envs: int | None, num_workers: int | None, each: i
 
 
 def _check_workers(num_workers: int | None, num_envs: int, overwork: bool) -> None:
-    if num_workers is not None and num_workers > usable_cores() and not overwork and num_envs >= num_workers:
+    if not isinstance(num_workers, int):  # none, or one that the pool refuses
+        return
+    if num_workers > usable_cores() and not overwork and num_envs >= num_workers:
         warnings.warn(
             f"{num_workers} workers share {usable_cores()} cores; that pays where envs wait for something "
             "(overwork=True says that you know)",

@@ -20,6 +20,7 @@ import numpy as np
 from shoal.adapters.gymnasium import pickle_env_fns
 from shoal.adapters.quick_time_steps import quicken, slow_down
 from shoal.adapters.time_steps import has_specs
+from shoal.checks import spread_seed
 from shoal.dialects.time_steps import Parts, SpecMethods, TimeStepPool
 from shoal.errors import BadEnv, SpaceMismatch
 
@@ -81,9 +82,7 @@ class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ign
 
         PyEnvironments that can are seeded at once, Gymnasium envs at the next reset.
         """
-        seeds = [seed + i for i in range(self.batch_size)] if isinstance(seed, int | np.integer) else list(seed)
-        if len(seeds) != self.batch_size:
-            raise ValueError(f"expected {self.batch_size} seeds, one per env, found {len(seeds)}")
+        seeds = spread_seed(seed, np.arange(self.batch_size))
         if not self._steps.foreign:
             self._seeds = seeds
             return [None] * len(seeds)

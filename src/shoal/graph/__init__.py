@@ -1,10 +1,12 @@
 """Stepping inside a compiled graph: `shoal.graph.tensorflow`, `shoal.graph.jax` and `shoal.graph.torch`.
 
-Each is imported by name, so that nobody needs the other two.
+Each is imported when it is asked for, so that nobody needs the other two.
 """
 
 from __future__ import annotations
 
 from shoal.graph.host import own_errors
+from shoal.lazy import modules_of
 
 __all__ = ["own_errors"]
+__getattr__ = modules_of(__name__)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.dialects.vec_env import VecEnvWrapper
-from shoal.errors import BadEnv
+from shoal.errors import BadEnv, PoolClosed
 from shoal.pool import Pool
 from shoal.spaces import Leaf, array_leaves, assemble, get_path
 from shoal.wrappers.hosts import WrappedPool
@@ -115,7 +115,12 @@ class Host:
 
 
 def pool_of(envs: Any) -> Pool:
-    """The pool below a vector env, or the pool itself. Raises BadEnv where there is none, or something in between."""
+    """The pool below a vector env, or the pool itself.
+
+    Raises:
+        BadEnv: there is none, or something in between.
+        PoolClosed: it is closed already.
+    """
     if isinstance(envs, WrappedPool | gymnasium.vector.VectorWrapper | VecEnvWrapper):
         raise BadEnv(
             f"{envs!r:.100} has wrappers, which a graph would step past: wrap the single envs instead, or do in the "
@@ -125,6 +130,8 @@ def pool_of(envs: Any) -> Pool:
     pool = envs if isinstance(envs, Pool) else getattr(envs, "__dict__", {}).get("pool")
     if not isinstance(pool, Pool):
         raise BadEnv(f"expected a shoal.Pool or a vector env of Shoal's, found {type(envs).__name__}: {envs!r:.100}")
+    if pool.closed:
+        raise PoolClosed(f"{envs!r:.100}: make a new one")
     return pool
 
 

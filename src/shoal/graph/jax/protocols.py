@@ -110,9 +110,12 @@ class Lane:
         space = _space_of(obs, what) if given is None else _space(given, what)
         leaves = flatten(space)
         for leaf in leaves:
-            value = self._part(obs, leaf)
-            if tuple(value.shape) != leaf.shape:
-                raise BadEnv(f"{what}{leaf.name} has shape {leaf.shape}, and its observations {tuple(value.shape)}")
+            for call, seen in (("reset", obs), ("step", later)):
+                shape = tuple(self._part(seen, leaf).shape)
+                if shape != leaf.shape:
+                    raise BadEnv(
+                        f"{what}{leaf.name} has shape {leaf.shape}, and the observations of its {call} {shape}"
+                    )
         pairs = [(self._part(obs, leaf).dtype, self._part(later, leaf).dtype) for leaf in leaves]
         return _retyped(space, [np.dtype(jnp.promote_types(*pair)) for pair in pairs])
 
