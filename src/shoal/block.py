@@ -143,8 +143,14 @@ def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) 
     first = envs[0]
     return Summary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
-        getattr(first, "spec", None), [identity_of(env) for env in envs],
+        getattr(first, "spec", None), [identity_of(env) for env in envs], name_of(first),
     )  # fmt: skip
+
+
+def name_of(env: Any) -> str:
+    """What people call it: its id, or its class below all wrappers."""
+    spec_id = getattr(getattr(env, "spec", None), "id", None)
+    return spec_id if isinstance(spec_id, str) else type(getattr(env, "unwrapped", env)).__name__
 
 
 class Stepper:

@@ -69,6 +69,7 @@ class Summary:
     render_mode: str | None
     spec: Any
     identities: list[int] = field(default_factory=list)  # which objects the envs are, within their own process
+    name: str = ""  # what the first env is called
 
 
 @dataclass(frozen=True)

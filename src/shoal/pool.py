@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space
 
-from shoal import native
+from shoal import native, procs
 from shoal.adapters.gymnasium import as_env_fns
 from shoal.backends.batched import BATCHED, batched_env_fn
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
@@ -193,7 +193,17 @@ class Pool:
             self.order == "fifo", spin_pool, self.step_timeout, self._policy, self._break,
         )  # fmt: skip
         self._began_ns = time.monotonic_ns()
+        self._introduce(specs)
         return specs
+
+    def _introduce(self, specs: EnvSpecs) -> None:
+        """Let `shoal top` find the pool."""
+        me = procs.identify(os.getpid())
+        self._slab.introduce({
+            "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": self._began_ns,
+            "env": specs.name[:100], "backend": self.plan.backend, "envs": self.num_envs,
+            "batch_size": self.batch_size, "stats": native.STAT_NAMES,
+        })  # fmt: skip
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -539,6 +549,7 @@ class Pool:
             return []
         self._fault = fault
         _open_pools.discard(self)
+        self._slab.withdraw()
         self._scheduler.end(fault)
         errors = self._crew.dismiss(Deadline.after(timeout))
         self._slab.close()

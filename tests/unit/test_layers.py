@@ -20,7 +20,7 @@ LAYERS = (
     ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile"),
     ("native",),
     ("spaces",),
-    ("slab",),
+    ("slab", "header"),
     ("adapters", "remote"),
     ("state", "messages"),
     ("block", "batched", "measurement"),

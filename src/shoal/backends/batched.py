@@ -47,7 +47,7 @@ class BatchedWorker(InlineWorker):
         except Exception as error:
             raise pack_error(error, "its constructor").unpack(self.start, self.index) from error
         self._envs = [env]
-        return Summary([pair], [0] * env.num_envs, {}, None, None, [])
+        return Summary([pair], [0] * env.num_envs, {}, None, None, [], getattr(env, "name", type(env).__name__))
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         self._use(BatchedStepper(slab, self.index, self.start, self._envs[0], config, self._outbox.append))

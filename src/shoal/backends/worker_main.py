@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -202,7 +202,7 @@ def _dumps_summary(summary: Any) -> bytes:
         return dumps(summary)
     except Exception:
         # Specs and metadata may hold anything; the spaces are what is needed.
-        return dumps(summary.__class__(summary.spaces, summary.which, {}, summary.render_mode, None))
+        return dumps(replace(summary, metadata={}, spec=None))
 
 
 def _attach(connection: Connection, envs: list[Any]) -> tuple[Slab, StepperConfig] | None:

@@ -24,6 +24,7 @@ COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = -1, -2, -4, -5
 POST_OK, POST_BUSY_LANE = 0, 1
 # Places in a worker's row of the slab's `stats`; at: the lane that is being stepped + 1, since_ns: since when.
 STAT_STEPS, STAT_BUSY_NS, STAT_EPISODES, STAT_AT, STAT_SINCE_NS = range(5)
+STAT_NAMES = ("steps", "busy_ns", "episodes", "at", "since_ns")
 AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
 ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
 
