@@ -17,7 +17,7 @@ from gymnasium import Space
 from shoal import native
 from shoal.errors import BadObservation
 from shoal.messages import NO_SEED, STATUS_ERROR, STATUS_FINAL, STATUS_NOTE, Note, Reply, StepperConfig
-from shoal.native import twin
+from shoal.native import counters
 from shoal.remote import pack_error
 from shoal.slab import FRAME_FIELDS, Slab
 from shoal.spaces import assemble, flatten, get_path
@@ -78,7 +78,8 @@ class BatchedStepper:
         self._frame = {name: slab.array(name) for name in FRAME_FIELDS}
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._op, self._slot, self._done_ns = slab.array("op"), slab.array("slot"), slab.array("done_ns")
-        self._ended, self._stats = slab.array("ended"), slab.array("stats")[worker]
+        self._ended, self._counters = slab.array("ended"), counters.WorkerCounters(slab, worker)
+        self._stats = self._counters.stats
         self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
         self._seeds: dict[int, int | None] = {}
 
@@ -86,10 +87,11 @@ class BatchedStepper:
 
     def run(self) -> int:
         """Answer every lane that was asked; returns how many."""
+        began_ns = time.monotonic_ns()
+        waking_ns = self._counters.waking(began_ns)
         asked = np.flatnonzero(self._requested[self._mine] != self._answered[self._mine]) + self._start
         if not len(asked):
             return 0
-        began_ns = time.monotonic_ns()
         self._stats[native.STAT_SINCE_NS], self._stats[native.STAT_AT] = began_ns, int(asked[0]) + 1
         try:
             self._answer(asked)
@@ -98,8 +100,9 @@ class BatchedStepper:
         now = time.monotonic_ns()
         self._done_ns[asked] = now
         self._stats[native.STAT_AT] = 0
-        self._stats[native.STAT_STEPS] += len(asked)
-        self._stats[twin.STAT_BUSY_NS] += now - began_ns
+        self._counters.passed(len(asked), waking_ns, began_ns, now)
+        if (self._op[asked] == native.OP_STEP).any():
+            self._counters.step(self._start, now - began_ns)
         self._answered[asked] = self._requested[asked]
         return len(asked)
 
@@ -121,10 +124,12 @@ class BatchedStepper:
         given: list[int | None] = [None] * self._count
         for lane, seed in zip(lanes.tolist(), seeds, strict=True):
             given[lane - self._start] = seed
+        began_ns = time.monotonic_ns()
         self._write(self._obs, lanes, self._env.reset(self._mask(lanes), given))
+        self._stats[counters.STAT_RESET_NS] += time.monotonic_ns() - began_ns
         self._frame["began"][self._slot[lanes], lanes] = True
         self._ended[lanes] = self._run_return[lanes] = self._run_length[lanes] = 0
-        self._stats[twin.STAT_EPISODES] += len(lanes)
+        self._stats[counters.STAT_EPISODES] += len(lanes)
 
     def _step(self, lanes: Array) -> None:
         values = [array[self._mine] for array in self._actions if array is not None]
@@ -141,6 +146,8 @@ class BatchedStepper:
         frame["episode_return"][at], frame["episode_length"][at] = self._run_return[lanes], self._run_length[lanes]
         over = lanes[terminated.astype(bool) | truncated.astype(bool)]
         self._write(self._obs, lanes, obs)
+        if len(over):
+            self._counters.episodes(len(over), self._run_return[over].sum(), self._run_length[over].sum())
         if self._mode == "same_step":
             if len(over):
                 self._write(self._finals, over, obs)

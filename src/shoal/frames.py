@@ -9,7 +9,7 @@ observations of the envs that it leaves alone, and repeats them as the caller ha
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ class Frames:
     def __init__(self, slab: Slab, space: Space[Any], copy: bool, lends: bool, spare: int = 1):
         self._space, self._copy, self.lends, self._spare = space, copy, lends, spare
         self._leaves = flatten(space)
+        self.handed: Callable[[], None] = lambda: None  # told when answers were handed out whole
         self._count, frames = slab.layout.lanes, slab.layout.frames
         self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
         self._slot = slab.array("slot")
@@ -88,11 +89,13 @@ class Frames:
         """All fields of the lanes."""
         take = self.take
         mask = self._mask[: len(ready.ids)]
-        return Batch(
+        found = Batch(
             self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
             dict(ready.infos), ready.ids.copy(), mask.copy(),
             take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
         )  # fmt: skip
+        self.handed()
+        return found
 
     def take(self, ready: Ready, name: str) -> npt.NDArray[Any]:
         """One field of the lanes: a view where they are one run, else an array of its own."""
@@ -109,12 +112,16 @@ class Frames:
     def take_step(self, ready: Ready) -> tuple[Any, ...]:
         """What a step returns in most APIs: obs, reward, terminated, truncated. Reward and flags are always copies."""
         slot = ready.slot
+        found: tuple[Any, ...]
         if slot >= 0 and self._one_array and len(ready.ids) == self._count:
             obs, reward, terminated, truncated = self._frame_steps[slot]
             own = (self._lend(slot) if self.lends else obs.copy()) if self._copy else obs
-            return own, reward.copy(), terminated.copy(), truncated.copy()
-        fields = [self.take(ready, name) for name in ("reward", "terminated", "truncated")]
-        return (self.take_obs(ready), *(fields if self._copy or slot < 0 else [field.copy() for field in fields]))
+            found = own, reward.copy(), terminated.copy(), truncated.copy()
+        else:
+            fields = [self.take(ready, name) for name in ("reward", "terminated", "truncated")]
+            found = (self.take_obs(ready), *(fields if self._copy or slot < 0 else [field.copy() for field in fields]))
+        self.handed()
+        return found
 
     def take_obs(self, ready: Ready) -> Any:
         """The observations of the lanes, nested as the space is."""

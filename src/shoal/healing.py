@@ -25,6 +25,7 @@ from shoal.deadline import Deadline
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
 from shoal.frames import Frames
 from shoal.messages import STATUS_ERROR, STATUS_NOTE, Order
+from shoal.native.counters import POOL_RESTARTS
 from shoal.remote import PackedError
 from shoal.restarts import Loss, Restarts
 from shoal.slab import Slab
@@ -116,6 +117,7 @@ class Healer:
         self._owner, self._frames = crew.owner_of_lanes(), slab.layout.frames
         self._slot, self._op, self._status = slab.array("slot"), slab.array("op"), slab.array("status")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._pool_stats = slab.array("pool_stats")
         # Of the last answer that the caller has seen.
         self._seen_slot = np.full(slab.layout.lanes, NEVER_SEEN, np.uint8)
         self._next_weighing = 0.0
@@ -251,9 +253,13 @@ class Healer:
             self.troubled = True
             return False
         log.warning("restarting: %s", loss.text)
-        self.restarts.lose(lane, loss)
+        self._lose(lane, loss)
         self._take_back(lane, True, time.monotonic_ns() + int(delay * 1e9))
         return True
+
+    def _lose(self, lane: int, loss: Loss) -> None:
+        self.restarts.lose(lane, loss)
+        self._pool_stats[POOL_RESTARTS] += 1
 
     def _has_worked(self, lanes: Iterable[int]) -> bool:
         """Whether one of these lanes has made a step since its env was built anew."""
@@ -313,7 +319,7 @@ class Healer:
         loss = Loss(kind, story, rebuild=False, culprit=-1 if error.env_id is None else error.env_id)
         log.warning("restarting: %s", story)
         for lane in worker.env_ids:
-            self.restarts.lose(lane, loss)
+            self._lose(lane, loss)
             self._orphan(worker, lane, lane == error.env_id)
         self._heavy.discard(worker.index)
         self._leaving.discard(worker.index)
@@ -341,7 +347,7 @@ class Healer:
         loss = Loss("died", str(error).partition("\n")[0], rebuild=False)
         for lane in repair.old.env_ids:
             if lane not in self.restarts.due:  # it was to be moved, and its state is lost now
-                self.restarts.lose(lane, loss)
+                self._lose(lane, loss)
         self._crew.replace(repair.old, delay)
 
     def _spent(self, error: ShoalError) -> ShoalError:
@@ -417,5 +423,5 @@ class Healer:
         self._crew.retire(worker, deadline, states)
         for lane in lanes.tolist():
             if lane not in states:
-                self.restarts.lose(lane, loss)
+                self._lose(lane, loss)
             self._orphan(worker, lane, False)

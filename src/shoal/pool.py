@@ -202,7 +202,7 @@ class Pool:
         self._slab.introduce({
             "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": self._began_ns,
             "env": specs.name[:100], "backend": self.plan.backend, "envs": self.num_envs,
-            "batch_size": self.batch_size, "stats": native.STAT_NAMES,
+            "batch_size": self.batch_size,
         })  # fmt: skip
 
     # ---- what it is ------------------------------------------------------------------------------------------

@@ -88,6 +88,7 @@ class Scheduler:
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._done_ns = slab.array("done_ns")
         self._lanes.refuse_with(_concurrent)
+        data.handed = self._lanes.handed
         self._vigil = Vigil(slab, crew, self._owner, step_timeout)
         self._healer = Healer(slab, crew, data, self._state, self._lanes, policy, on_death)
         self._replaces = policy.replaces
@@ -115,6 +116,7 @@ class Scheduler:
 
     def send(self, actions: Any, ids: Ids | None) -> None:
         """Ask lanes (None: all) for a step."""
+        self._lanes.arrive()
         lanes = self._all_ids if ids is None else ids
         with self._lanes:
             self._check_idle(lanes)
@@ -149,6 +151,7 @@ class Scheduler:
         self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
     ) -> None:
         """Ask lanes for a reset, one seed and options each; what they are still busy with is waited for and dropped."""
+        self._lanes.arrive()
         self.drop(ids, deadline)
         with self._lanes:
             now = ids if not self._healer.troubled else self._healer.sort_out(ids)[0]
@@ -250,6 +253,7 @@ class Scheduler:
 
     def wait_next(self, need: int, deadline: Deadline, least: int | None = None) -> Ready:
         """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done."""
+        self._lanes.arrive()
         if least is not None and least <= self._pending < need:
             need = self._pending
         wanted = None
@@ -279,6 +283,7 @@ class Scheduler:
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
+        self._lanes.arrive()
         idle = ids[~self._is_busy(ids)]
         if len(idle):
             raise NothingPending(f"envs {idle[:8].tolist()} were not sent to: there is nothing to wait for")

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from shoal import header, procs
 from shoal.errors import StartError
+from shoal.native import counters
 from shoal.spaces import Kind, Leaf
 
 __all__ = ["Field", "Layout", "Slab", "anonymous_file"]
@@ -42,7 +43,7 @@ LANE_FIELDS = {
     "run_length": np.int64,
 }
 # What other processes may read by the header, as `shoal top` does.
-SHOWN = ("roster", "stats", "pending", "requested", "answered")
+SHOWN = ("roster", "stats", "episode_sums", "pool_stats", "pending", "requested", "answered")
 # Per frame and lane, written by the worker with every answer.
 FRAME_FIELDS = {
     "reward": np.float64,
@@ -97,6 +98,10 @@ class Layout:
             ("mail", np.uint32, (workers, BELL_WORDS)),
             ("stats", np.int64, (workers, LINE // 8)),
             ("roster", np.int64, (workers, 3)),
+            ("episode_sums", np.float64, (workers, LINE // 8)),
+            ("step_times", np.int64, (workers, counters.TIME_BUCKETS)),
+            ("pool_stats", np.int64, (2 * LINE // 8,)),
+            ("lane_stats", np.int64, (lanes, counters.LANE_STATS)),
         ]
         wanted += [(name, dtype, (lanes,)) for name, dtype in LANE_FIELDS.items()]
         for i, leaf in enumerate(action_leaves):
@@ -167,7 +172,7 @@ class Slab:
         """Say to other processes of the user what this is, and where the fields are that they may read."""
         shown = {name: self.layout.fields[name] for name in SHOWN}
         fields = {name: [field.offset, field.dtype.str, field.shape] for name, field in shown.items()}
-        header.write(self.array("header"), {**facts, "fields": fields})
+        header.write(self.array("header"), {**facts, "fields": fields, "columns": counters.COLUMNS})
 
     def withdraw(self) -> None:
         """Say no more that this is a running pool's: arrays of it, and so the region, may outlive the pool."""

@@ -84,7 +84,7 @@ def test_every_field_is_there_with_its_type_and_shape() -> None:
 
 
 def test_each_worker_has_a_cache_line_of_its_own() -> None:
-    for name in ("worker_bells", "mail", "stats"):
+    for name in ("worker_bells", "mail", "stats", "episode_sums", "step_times"):
         assert SMALL.offset(name, 1) - SMALL.offset(name, 0) >= LINE
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shoal.native import twin
+from shoal.native import counters, twin
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
-    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_NAMES", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "merge",
-    "outside", "standardize",
+    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "merge", "outside",
+    "standardize",
 ]  # fmt: skip
 
 # The numbers that the C headers use.
 OP_STEP, OP_RESET, OP_RESTART = twin.OP_STEP, twin.OP_RESET, twin.OP_RESTART
-STAT_STEPS, STAT_AT, STAT_SINCE_NS, STAT_NAMES = twin.STAT_STEPS, twin.STAT_AT, twin.STAT_SINCE_NS, twin.STAT_NAMES
+STAT_STEPS, STAT_AT, STAT_SINCE_NS = counters.STAT_STEPS, counters.STAT_AT, counters.STAT_SINCE_NS
 COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = (
     twin.COLLECT_TIMEOUT, twin.COLLECT_ALARM, twin.IN_USE, twin.NOT_TAKEN
 )  # fmt: skip

@@ -4,6 +4,7 @@
  * Waiting spins for a moment, then sleeps in the kernel, with a deadline, and returns on a signal.
  *
  * Who writes what:  count: ringers.   wake_at, waiting: the one waiter.   alarm: the supervisor.
+ * posted_ns: the learner, if it is 0; the worker whose bell it is takes it. It tells how long waking takes.
  * The waiter stores `waiting` and then looks at `count`; a ringer adds to `count` and then looks at
  * `waiting`. Both in sequential consistency, so at least one of them sees the other. */
 #ifndef SHOAL_DOORBELL_H
@@ -24,8 +25,10 @@ typedef struct {
     _Atomic uint32_t wake_at; /* the count that the sleeper wants */
     _Atomic uint32_t waiting; /* 1 while somebody sleeps */
     _Atomic uint32_t alarm;   /* how often the supervisor cried out */
-    uint32_t pad[12];         /* a cache line of its own */
+    _Atomic int64_t posted_ns; /* since when a request waits */
+    uint32_t pad[10];         /* a cache line of its own */
 } Bell;
+_Static_assert(sizeof(Bell) == 64, "slab.py has a cache line for each");
 
 #define SPIN_LOOKS 32
 
@@ -53,10 +56,12 @@ static inline int bell_reached(Bell *bell, uint32_t target) {
     return (int32_t)(atomic_load(&bell->count) - target) >= 0;
 }
 
-static inline void bell_ring(Bell *bell, uint32_t times) {
+/* Whether there was somebody to wake. */
+static inline int bell_ring(Bell *bell, uint32_t times) {
     uint32_t count = atomic_fetch_add(&bell->count, times) + times;
-    if (atomic_load(&bell->waiting) && (int32_t)(count - atomic_load(&bell->wake_at)) >= 0)
-        futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
+    if (!atomic_load(&bell->waiting) || (int32_t)(count - atomic_load(&bell->wake_at)) < 0) return 0;
+    futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
+    return 1;
 }
 
 /* Adds to `count` as well, so that a waiter on its way to sleep does not miss it. */

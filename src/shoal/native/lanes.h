@@ -11,6 +11,7 @@
 
 #include "bounds.h"
 #include "compat.h"
+#include "counters.h"
 #include "doorbell.h"
 #include "leaf.h"
 
@@ -41,15 +42,18 @@ typedef struct {
     int has_action;       /* whether actions are one array, described by: */
     Leaf action;
     Py_buffer low, high;  /* its bounds; len 0 for none */
+    int64_t *counts;      /* the pool's row of counters */
+    int64_t *finished;    /* of each worker: when it was done with what was taken last, 0 for none of it */
+    int taken;            /* whether what was taken last is still to be handed over */
 } Lanes;
 
 static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
     PyObject *slab, *state, *owner;
-    Py_ssize_t pool_bell, worker_bells, requested, answered, op, slot, done_ns, status;
-    if (!PyArg_ParseTuple(args, "OOOLLL(nnnnnnnn)", &slab, &state, &owner, &self->lanes, &self->frames,
+    Py_ssize_t pool_bell, worker_bells, requested, answered, op, slot, done_ns, status, counts;
+    if (!PyArg_ParseTuple(args, "OOOLLL(nnnnnnnnn)", &slab, &state, &owner, &self->lanes, &self->frames,
                           &self->workers, &pool_bell, &worker_bells, &requested, &answered, &op, &slot, &done_ns,
-                          &status))
+                          &status, &counts))
         return -1;
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(state, &self->state, PyBUF_WRITABLE) < 0) return -1;
@@ -69,7 +73,10 @@ static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
     self->status = (const uint8_t *)(base + status);
     self->candidates = malloc(sizeof(Candidate) * (size_t)(self->lanes + 1));
     self->touched = calloc((size_t)(self->workers + 1), 1);
-    if (self->candidates == NULL || self->touched == NULL) { PyErr_NoMemory(); return -1; }
+    self->finished = calloc((size_t)(self->workers + 1), sizeof(int64_t));
+    if (self->candidates == NULL || self->touched == NULL || self->finished == NULL) { PyErr_NoMemory(); return -1; }
+    self->counts = (int64_t *)(base + counts);
+    self->counts[POOL_BEGAN_NS] = self->counts[POOL_SINCE_NS] = now_ns();
     return 0;
 }
 
@@ -78,6 +85,7 @@ static void lanes_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     free(self->candidates);
     free(self->touched);
+    free(self->finished);
     if (self->slab.obj) PyBuffer_Release(&self->slab);
     if (self->state.obj) PyBuffer_Release(&self->state);
     if (self->owner.obj) PyBuffer_Release(&self->owner);
@@ -112,12 +120,73 @@ static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
     self->touched[((const int32_t *)self->owner.buf)[lane]] = 1;
 }
 
-static void lanes_ring_touched(Lanes *self) {
+static void lanes_ring_touched(Lanes *self, int64_t now) {
     for (int64_t worker = 0; worker < self->workers; worker++)
         if (self->touched[worker]) {
+            Bell *bell = &self->worker_bells[worker];
             self->touched[worker] = 0;
-            bell_ring(&self->worker_bells[worker], 1);
+            if (COUNTING && atomic_load_explicit(&bell->posted_ns, memory_order_relaxed) == 0)
+                atomic_store_explicit(&bell->posted_ns, now, memory_order_relaxed);
+            bell_ring(bell, 1);
         }
+}
+
+/* ---- where the caller's time goes -------------------------------------------------------------------------- */
+
+/* The caller has come back: it was elsewhere since its last call ended. */
+static inline void lanes_arrived(Lanes *self, int64_t now) {
+    self->counts[POOL_CALLER_NS] += now - self->counts[POOL_SINCE_NS];
+    self->counts[POOL_SINCE_NS] = now;
+    self->taken = 0;
+}
+
+static PyObject *lanes_arrive(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Lanes *self = (Lanes *)object;
+    if (COUNTING && !atomic_load(&self->in_use)) lanes_arrived(self, now_ns());
+    Py_RETURN_NONE;
+}
+
+/* What was taken is the caller's now: it was copied, or viewed, since it was taken. */
+static PyObject *lanes_handed(PyObject *object, PyObject *ignored) {
+    (void)ignored;
+    Lanes *self = (Lanes *)object;
+    if (COUNTING && self->taken) {
+        int64_t now = now_ns();
+        self->counts[POOL_COPY_NS] += now - self->counts[POOL_SINCE_NS];
+        self->counts[POOL_SINCE_NS] = now;
+        self->taken = 0;
+    }
+    Py_RETURN_NONE;
+}
+
+/* A wait is over, whatever it has brought. */
+static inline void lanes_waited(Lanes *self, int64_t began, int64_t now) {
+    if (!COUNTING) return;
+    self->counts[POOL_WAIT_NS] += now - began;
+    self->counts[POOL_SINCE_NS] = now;
+}
+
+/* What a wait has brought, of which `finished` tells, was taken. The caller was woken after the last lane was done.
+ * Stragglers: by how much sooner that would have been if all workers had been done at the same time. Where something
+ * is still pending, somebody has other work to do meanwhile, and nobody is waited for in vain. */
+static void lanes_count_batch(Lanes *self, int64_t began, int64_t now) {
+    if (!COUNTING) return;
+    int64_t last = began, workers = 0, early = 0;
+    for (int64_t worker = 0; worker < self->workers; worker++)
+        if (self->finished[worker] > last) last = self->finished[worker];
+    for (int64_t worker = 0; worker < self->workers; worker++) {
+        int64_t finished = self->finished[worker];
+        if (finished == 0) continue;
+        self->finished[worker] = 0;
+        early += last - (finished > began ? finished : began);
+        workers++;
+    }
+    if (workers > 1 && memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) == NULL)
+        self->counts[POOL_STRAGGLER_NS] += early / workers;
+    self->counts[POOL_WAKE_NS] += now > last ? now - last : 0;
+    self->counts[POOL_BATCHES]++;
+    self->taken = 1;
 }
 
 /* post(ids or None for all, op): POST_OK, or POST_BUSY_LANE with nothing touched. */
@@ -144,7 +213,9 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
         PyBuffer_Release(&ids);
         if (refused) return PyLong_FromLong(POST_BUSY_LANE);
     }
-    lanes_ring_touched(self);
+    int64_t now = COUNTING ? now_ns() : 0;
+    lanes_ring_touched(self, now);
+    self->counts[POOL_SINCE_NS] = now;
     return PyLong_FromLong(POST_OK);
 }
 
@@ -215,6 +286,11 @@ static int64_t lanes_run_and_wait(Lanes *self, PyObject *run, int64_t need, cons
     return ready;
 }
 
+static inline void lanes_note_finish(Lanes *self, int64_t lane) {
+    int64_t *finished = &self->finished[((const int32_t *)self->owner.buf)[lane]], done = self->done_ns[lane];
+    if (done > *finished) *finished = done;
+}
+
 /* Marks the first `need` candidates as taken. Their common slot, or -1 if they are not one run in one frame. */
 static int lanes_take(Lanes *self, int64_t need, int64_t *ids, int *status) {
     uint8_t *state = self->state.buf;
@@ -224,6 +300,7 @@ static int lanes_take(Lanes *self, int64_t need, int64_t *ids, int *status) {
         int64_t lane = self->candidates[i].lane;
         if (ids != NULL) ids[i] = lane;
         state[lane] = LANE_IDLE;
+        if (COUNTING) lanes_note_finish(self, lane);
         *status |= self->status[self->slot[lane] * self->lanes + lane];
         if (lane != first + i || self->slot[lane] != self->slot[first]) slot = -1;
     }
@@ -252,11 +329,15 @@ static PyObject *lanes_collect(PyObject *object, PyObject *args) {
     if (out.len < nbytes || (wanted.obj && wanted.len != nbytes)) {
         PyErr_SetString(PyExc_ValueError, "out and wanted must have room for `need` ids");
     } else {
+        int64_t began = COUNTING ? now_ns() : 0;
         int64_t ready = lanes_run_and_wait(self, run, need, wanted.buf, deadline, spin_ns);
+        int64_t now = COUNTING ? now_ns() : 0;
+        if (ready != IN_USE) lanes_waited(self, began, now);
         if (ready >= 0) {
             if (ready > need) qsort(self->candidates, (size_t)ready, sizeof(Candidate), by_time);
             if (ready > need || wanted.obj) qsort(self->candidates, (size_t)need, sizeof(Candidate), by_lane);
             int status = 0, slot = lanes_take(self, need, out.buf, &status);
+            lanes_count_batch(self, began, now);
             result = Py_BuildValue("(LLii)", need, (long long)self->candidates[0].lane, slot, status);
         } else if (ready != COLLECT_RAISED) {
             result = Py_BuildValue("(LLii)", (long long)ready, 0LL, -1, 0);
@@ -292,15 +373,20 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
     long long spin_ns, patience_ns;
     if (!PyArg_ParseTuple(args, "OOLL", &actions, &run, &spin_ns, &patience_ns)) return NULL;
     if (atomic_load(&self->in_use)) return PyLong_FromLong(IN_USE);
+    if (COUNTING) lanes_arrived(self, now_ns());
     if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL || !lanes_accept_actions(self, actions))
         return PyLong_FromLong(NOT_TAKEN);
     for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
-    lanes_ring_touched(self);
-    int64_t deadline = patience_ns < 0 ? -1 : now_ns() + patience_ns;
+    int64_t began = now_ns();
+    lanes_ring_touched(self, began);
+    int64_t deadline = patience_ns < 0 ? -1 : began + patience_ns;
     int64_t ready = lanes_run_and_wait(self, run, self->lanes, NULL, deadline, spin_ns);
+    int64_t now = COUNTING ? now_ns() : 0;
+    if (ready != IN_USE) lanes_waited(self, began, now);
     if (ready == COLLECT_RAISED) return NULL;
     if (ready < 0) return PyLong_FromLongLong(ready);
     int status = 0, slot = lanes_take(self, self->lanes, NULL, &status);
+    lanes_count_batch(self, began, now);
     return PyLong_FromLong((slot < 0 ? MIXED_SLOTS : slot) | status << 8);
 }
 
@@ -361,6 +447,8 @@ static PyMethodDef lanes_methods[] = {
      "collect(need, wanted, deadline_ns, spin_ns, out, run) -> (count, first, slot, status)"},
     {"step", lanes_step, METH_VARARGS, "step(actions, run, spin_ns, patience_ns) -> slot | status << 8, or negative"},
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
+    {"arrive", lanes_arrive, METH_NOARGS, "the caller has come back"},
+    {"handed", lanes_handed, METH_NOARGS, "what was taken is the caller's now"},
     {"alarm", lanes_alarm, METH_NOARGS, "wake the waiter: something is wrong"},
     {"heard", lanes_heard, METH_NOARGS, "the alarm was dealt with"},
     {"__enter__", lanes_enter, METH_NOARGS, "keep other threads out"},

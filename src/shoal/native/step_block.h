@@ -11,13 +11,13 @@
 #define SHOAL_STEP_BLOCK_H
 
 #include "compat.h"
+#include "counters.h"
 #include "doorbell.h"
 #include "leaf.h"
 
 #include <stdlib.h>
 
 enum Op { OP_STEP = 0, OP_RESET = 1 }; /* and others, which are all for the callback `special` */
-enum Stat { STAT_STEPS = 0, STAT_BUSY_NS = 1, STAT_EPISODES = 2, STAT_AT = 3, STAT_SINCE_NS = 4 };
 enum Autoreset { AUTORESET_NEXT_STEP = 0, AUTORESET_SAME_STEP = 1, AUTORESET_DISABLED = 2 };
 enum ActionKind { ACTION_SCALAR = 0, ACTION_ROW = 1, ACTION_CALL = 2 };
 typedef struct {
@@ -31,6 +31,8 @@ typedef struct {
     _Atomic uint64_t *requested, *answered;
     uint8_t *op, *slot, *ended, *terminated, *truncated, *began, *status;
     int64_t *done_ns, *run_length, *episode_length, *stats;
+    WorkerCounters counters;
+    int64_t idle_since; /* when the last pass ended */
     double *reward, *run_return, *episode_return;
     Py_ssize_t leaf_count;
     Leaf *leaves;
@@ -38,6 +40,7 @@ typedef struct {
     PyObject *actions; /* array [lanes, ...] or callable(lane) */
     PyObject *copy_name, *special, *finish, *note, *store, *failed, *flush;
     int noted;
+    int was_reset; /* whether the lane that was just answered has begun an episode instead of a step */
 } Block;
 
 static int block_traverse(PyObject *object, visitproc visit, void *arg) {
@@ -83,12 +86,12 @@ static void block_dealloc(PyObject *object) {
 static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
     PyObject *slab, *leaves, *callbacks, *steps, *actions;
-    Py_ssize_t at[18];
-    if (!PyArg_ParseTuple(args, "OLLLipi(nnnnnnnnnnnnnnnnnn)O!O!OO!", &slab, &self->lanes, &self->start,
+    Py_ssize_t at[21];
+    if (!PyArg_ParseTuple(args, "OLLLipi(nnnnnnnnnnnnnnnnnnnnn)O!O!OO!", &slab, &self->lanes, &self->start,
                           &self->stop, &self->autoreset, &self->publish_each, &self->action_kind, &at[0], &at[1],
                           &at[2], &at[3], &at[4], &at[5], &at[6], &at[7], &at[8], &at[9], &at[10], &at[11],
-                          &at[12], &at[13], &at[14], &at[15], &at[16], &at[17], &PyTuple_Type, &leaves,
-                          &PyList_Type, &steps, &actions, &PyTuple_Type, &callbacks))
+                          &at[12], &at[13], &at[14], &at[15], &at[16], &at[17], &at[18], &at[19], &at[20],
+                          &PyTuple_Type, &leaves, &PyList_Type, &steps, &actions, &PyTuple_Type, &callbacks))
         return -1;
     if (!PyArg_ParseTuple(callbacks, "OOOOOO", &self->special, &self->finish, &self->note, &self->store,
                           &self->failed, &self->flush)) {
@@ -130,6 +133,10 @@ static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
     self->status = (uint8_t *)(base + at[15]);
     self->episode_return = (double *)(base + at[16]);
     self->episode_length = (int64_t *)(base + at[17]);
+    self->counters.stats = self->stats;
+    self->counters.episode_sums = (double *)(base + at[18]);
+    self->counters.step_times = (int64_t *)(base + at[19]);
+    self->counters.lane_stats = (int64_t *)(base + at[20]);
     Py_ssize_t count = PyTuple_Size(leaves);
     if ((self->leaves = calloc((size_t)count + 1, sizeof(Leaf))) == NULL) { PyErr_NoMemory(); return -1; }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -243,9 +250,13 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     self->episode_return[at] = self->run_return[lane] += reward;
     self->episode_length[at] = self->run_length[lane] += 1;
     if (terminated || truncated) {
+        count_episode(&self->counters, self->run_return[lane], self->run_length[lane]);
         if (self->autoreset == AUTORESET_SAME_STEP) {
             self->noted = 1;
-            return block_callback(self->finish, lane, slot, observation, info);
+            int64_t began = COUNTING ? now_ns() : 0;
+            int outcome = block_callback(self->finish, lane, slot, observation, info);
+            if (COUNTING) self->stats[STAT_RESET_NS] += now_ns() - began;
+            return outcome;
         }
         self->ended[lane] = 1;
     }
@@ -259,10 +270,11 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
 static int block_step_lane(Block *self, int64_t lane) {
     int slot = self->slot[lane];
     int outcome;
+    self->was_reset = 0;
     if (self->op[lane] != OP_STEP || (self->ended[lane] && self->autoreset == AUTORESET_NEXT_STEP)) {
         PyObject *op = PyLong_FromLong(self->op[lane]);
         if (op == NULL) return -1;
-        self->noted = 1;
+        self->noted = self->was_reset = 1;
         outcome = block_callback(self->special, lane, slot, op, NULL);
         Py_DECREF(op);
     } else {
@@ -297,11 +309,26 @@ static inline void block_show(Block *self, int64_t lane, int64_t since) {
     __atomic_store_n(&self->stats[STAT_AT], lane, __ATOMIC_RELEASE);
 }
 
+/* A lane is about to answer; `ns` is what it took. Resets that were asked for are no steps. */
+static inline void block_count(Block *self, int64_t lane, int64_t ns) {
+    if (COUNTING && self->was_reset) self->stats[STAT_RESET_NS] += ns;
+    if (self->op[lane] == OP_STEP) count_step(&self->counters, lane, ns);
+}
+
+/* How long a request has waited for this pass while there was nothing else to do. Asked in passes without any lane
+ * too: a request that came during the last pass may have been answered by it. */
+static inline int64_t block_waking(Block *self, int64_t now) {
+    if (!COUNTING || atomic_load_explicit(&self->bell->posted_ns, memory_order_relaxed) == 0) return 0;
+    int64_t since = atomic_exchange(&self->bell->posted_ns, 0);
+    if (since < self->idle_since) since = self->idle_since;
+    return now > since ? now - since : 0;
+}
+
 /* run() -> how many lanes were stepped. Raises only what `failed` raises (an interrupt in the caller's process). */
 static PyObject *block_run(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Block *self = (Block *)object;
-    int64_t began = now_ns(), clock = began, stepped = 0;
+    int64_t began = now_ns(), clock = began, stepped = 0, waking = block_waking(self, began);
     uint32_t to_ring = 0;
     int outcome = 0;
     for (int64_t lane = self->start; lane < self->stop && outcome == 0; lane++) {
@@ -309,20 +336,28 @@ static PyObject *block_run(PyObject *object, PyObject *ignored) {
         if (sequence == atomic_load_explicit(&self->answered[lane], memory_order_relaxed)) continue;
         block_show(self, lane + 1, clock);
         if ((outcome = block_step_lane(self, lane)) < 0) break;
+        int64_t since = clock;
         self->done_ns[lane] = clock = now_ns();
+        block_count(self, lane, clock - since);
         atomic_store_explicit(&self->answered[lane], sequence, memory_order_release);
         stepped++;
         to_ring++;
         if (self->publish_each) {
-            bell_ring(self->pool_bell, 1);
+            int delayed = bell_ring(self->pool_bell, 1) || self->noted;
             to_ring = 0;
             outcome = block_flush(self);
+            if (COUNTING && delayed) clock = now_ns(); /* the next env is not to blame for it */
         }
     }
     if (stepped > 0) {
         block_show(self, 0, clock);
         self->stats[STAT_STEPS] += stepped;
         self->stats[STAT_BUSY_NS] += clock - began;
+        if (COUNTING) {
+            self->stats[STAT_PASSES]++;
+            self->stats[STAT_WAKE_NS] += waking;
+            self->idle_since = clock;
+        }
     }
     if (to_ring > 0) bell_ring(self->pool_bell, to_ring);
     if (outcome < 0 || block_flush(self) < 0) return NULL;

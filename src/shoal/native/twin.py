@@ -14,6 +14,23 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from shoal.native.counters import (
+    POOL_BATCHES,
+    POOL_BEGAN_NS,
+    POOL_CALLER_NS,
+    POOL_COPY_NS,
+    POOL_SINCE_NS,
+    POOL_STRAGGLER_NS,
+    POOL_WAIT_NS,
+    POOL_WAKE_NS,
+    POSTED_NS,
+    STAT_AT,
+    STAT_EPISODES,
+    STAT_RESET_NS,
+    STAT_SINCE_NS,
+    WorkerCounters,
+)
+
 __all__ = ["Bell", "Block", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize"]
 
 Array = npt.NDArray[Any]
@@ -22,13 +39,12 @@ OP_STEP, OP_RESET, OP_RESTART = 0, 1, 2
 LANE_IDLE, LANE_PENDING = 0, 1
 COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = -1, -2, -4, -5
 POST_OK, POST_BUSY_LANE = 0, 1
-# Places in a worker's row of the slab's `stats`; at: the lane that is being stepped + 1, since_ns: since when.
-STAT_STEPS, STAT_BUSY_NS, STAT_EPISODES, STAT_AT, STAT_SINCE_NS = range(5)
-STAT_NAMES = ("steps", "busy_ns", "episodes", "at", "since_ns")
 AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
 ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
 
-_LANE_OFFSETS = ("pool_bell", "worker_bells", "requested", "answered", "op", "slot", "done_ns", "status")
+_LANE_OFFSETS = (
+    "pool_bell", "worker_bells", "requested", "answered", "op", "slot", "done_ns", "status", "pool_stats",
+)  # fmt: skip
 _BLOCK_LANE_FIELDS = ("requested", "answered", "op", "slot", "done_ns", "ended", "run_return", "run_length")
 _BLOCK_FRAME_FIELDS = (
     "reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length",
@@ -66,6 +82,10 @@ class Lanes:
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._op, self._slot, self._done_ns = slab.array("op"), slab.array("slot"), slab.array("done_ns")
         self._status = slab.array("status")
+        self._posted_ns = slab.array("worker_bells").view(np.int64)[:, POSTED_NS]
+        self._counts = slab.array("pool_stats")
+        self._counts[POOL_BEGAN_NS] = self._counts[POOL_SINCE_NS] = time.monotonic_ns()
+        self._taken = False
         self._alarmed = False
         self._in_use = threading.Lock()
         self._refusal: Callable[[], BaseException] = lambda: RuntimeError("another thread is inside")
@@ -100,9 +120,29 @@ class Lanes:
         self._slot[lanes] = (self._slot[lanes] + 1) % self._frames
         self._op[lanes] = op
         self._requested[lanes] += np.uint64(1)
+        now = time.monotonic_ns()
         for worker in np.unique(self._owner[lanes]):
+            if not self._posted_ns[worker]:
+                self._posted_ns[worker] = now
             self._bells[worker].ring()
+        self._counts[POOL_SINCE_NS] = now
         return POST_OK
+
+    def arrive(self) -> None:
+        """The caller has come back: it was elsewhere since its last call ended."""
+        if not self._in_use.locked():
+            now = time.monotonic_ns()
+            self._counts[POOL_CALLER_NS] += now - self._counts[POOL_SINCE_NS]
+            self._counts[POOL_SINCE_NS] = now
+            self._taken = False
+
+    def handed(self) -> None:
+        """What was taken is the caller's now: it was copied, or viewed, since it was taken."""
+        if self._taken:
+            now = time.monotonic_ns()
+            self._counts[POOL_COPY_NS] += now - self._counts[POOL_SINCE_NS]
+            self._counts[POOL_SINCE_NS] = now
+            self._taken = False
 
     def collect(
         self,
@@ -125,11 +165,15 @@ class Lanes:
         """
         if not self._in_use.acquire(blocking=False):
             return IN_USE, 0, -1, 0
+        began = time.monotonic_ns()
         try:
             if run is not None:
                 run()
             ready = self._wait(need, wanted, deadline_ns)
         finally:
+            now = time.monotonic_ns()
+            self._counts[POOL_WAIT_NS] += now - began
+            self._counts[POOL_SINCE_NS] = now
             self._in_use.release()
         if isinstance(ready, int):
             return ready, 0, -1, 0
@@ -137,10 +181,23 @@ class Lanes:
             ready = np.sort(ready[np.argsort(self._done_ns[ready], kind="stable")[:need]])
         out[:need] = ready
         self._state[ready] = LANE_IDLE
+        self._count_batch(ready, began, now)
         first, slots = int(ready[0]), self._slot[ready]
         one_run = int(ready[-1]) - first == need - 1 and bool((slots == slots[0]).all())
         status = int(np.bitwise_or.reduce(self._status[slots, ready]))
         return need, first, int(slots[0]) if one_run else -1, status
+
+    def _count_batch(self, ready: Array, began: int, now: int) -> None:
+        """What a wait has brought was taken; see lanes.h for what is counted when."""
+        done = np.maximum(self._done_ns[ready], began)
+        owner = self._owner[ready]
+        finished = [int(done[owner == worker].max()) for worker in np.unique(owner)]
+        last = max(finished)
+        if not self._state.any():
+            self._counts[POOL_STRAGGLER_NS] += last - sum(finished) // len(finished)
+        self._counts[POOL_WAKE_NS] += max(0, now - last)
+        self._counts[POOL_BATCHES] += 1
+        self._taken = True
 
     def _wait(self, need: int, wanted: Array | None, deadline_ns: int) -> Array | int:
         while True:
@@ -208,7 +265,8 @@ class Block:
         self._pool_bell, self._bell = pool_bell, bell
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._op, self._slot, self._done_ns = slab.array("op"), slab.array("slot"), slab.array("done_ns")
-        self._ended, self._stats = slab.array("ended"), slab.array("stats")[worker]
+        self._ended, self._counters = slab.array("ended"), WorkerCounters(slab, worker)
+        self._stats, self._was_reset = self._counters.stats, False
         self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
         self._frame = {name: slab.array(name) for name in _BLOCK_FRAME_FIELDS}
 
@@ -229,6 +287,7 @@ class Block:
     def run(self) -> int:
         """Step every lane that was asked for; returns how many."""
         began = clock = time.monotonic_ns()
+        waking = self._counters.waking(began)
         asked = self._asked()
         for lane in asked.tolist():
             sequence = self._requested[lane]
@@ -237,23 +296,33 @@ class Block:
                 self._step(lane, int(self._slot[lane]))
             except BaseException as error:
                 self._failed(lane, int(self._slot[lane]), error)
+            since = clock
             self._done_ns[lane] = clock = time.monotonic_ns()
+            self._count(lane, clock - since)
             self._answered[lane] = sequence
             if self._publish_each:
                 self._pool_bell.ring()
                 self._flush()
+                clock = time.monotonic_ns()  # the next env is not to blame for it
         if len(asked):
             self._stats[STAT_AT] = 0
-            self._stats[STAT_STEPS] += len(asked)
-            self._stats[STAT_BUSY_NS] += clock - began
+            self._counters.passed(len(asked), waking, began, clock)
             if not self._publish_each:
                 self._pool_bell.ring()
         self._flush()
         return len(asked)
 
+    def _count(self, lane: int, ns: int) -> None:
+        """A lane is about to answer. Resets that were asked for are no steps."""
+        if self._was_reset:
+            self._stats[STAT_RESET_NS] += ns
+        if self._op[lane] == OP_STEP:
+            self._counters.step(lane, ns)
+
     def _step(self, lane: int, slot: int) -> None:
         op = int(self._op[lane])
-        if op != OP_STEP or (self._ended[lane] and self._autoreset == AUTORESET["next_step"]):
+        self._was_reset = op != OP_STEP or bool(self._ended[lane] and self._autoreset == AUTORESET["next_step"])
+        if self._was_reset:
             self._special(lane, slot, op)
             return
         result = self._steps[lane - self._start](self._action(lane))
@@ -273,8 +342,13 @@ class Block:
         for array, value in zip(self._frame.values(), values, strict=True):
             array[slot, lane] = value
         if terminated or truncated:
+            self._counters.episodes(1, float(self._run_return[lane]), int(self._run_length[lane]))
             if self._autoreset == AUTORESET["same_step"]:
-                self._finish(lane, slot, observation, info)
+                began = time.monotonic_ns()
+                try:
+                    self._finish(lane, slot, observation, info)
+                finally:
+                    self._stats[STAT_RESET_NS] += time.monotonic_ns() - began
                 return
             self._ended[lane] = 1
         self._store(lane, slot, observation)
@@ -357,6 +431,8 @@ def native_block(
         *(layout.offset(name) for name in _BLOCK_LANE_FIELDS),
         layout.offset("stats", worker),
         *(layout.offset(name) for name in _BLOCK_FRAME_FIELDS),
+        *(layout.offset(name, worker) for name in ("episode_sums", "step_times")),
+        layout.offset("lane_stats"),
     )
     return core.Block(
         slab.memory, layout.lanes, start, stop, autoreset, publish_each, action_kind, offsets,

@@ -27,6 +27,11 @@ __all__ = ["Gone", "Look", "RunningPool", "Unreadable", "check_process", "find",
 LINK = re.compile(r"/memfd:shoal( \(deleted\))?")
 TYPES = ("<i8", "<u8", "<f8", "|u1", "|b1")
 LARGEST = 1 << 28  # bytes of one field; more is no pool's
+NEEDED = {
+    "stats": {"busy_ns", "at", "since_ns"},
+    "episode_sums": {"ended", "return", "length"},
+    "pool_stats": {"restarts"},
+}
 
 
 class Gone(Exception):
@@ -62,15 +67,17 @@ class Look:
 
     Attributes:
         at_ns: when, on the monotonic clock, which all processes share.
-        stats: int64 [workers] for each column.
-        answers: int64 [workers], of all lanes of each; unlike `steps` in the stats, it moves with every lane.
+        workers: int64 or float64 [workers] for each column of `stats` and `episode_sums`.
+        pool: each column of `pool_stats`.
+        answers: int64 [workers], of all lanes of each; unlike `steps`, it moves with every lane.
         roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while it is replaced), first lane,
             lane after the last.
         pending, done: bool [lanes]: sent to and not yet received; of these, those that are done.
     """
 
     at_ns: int
-    stats: dict[str, npt.NDArray[np.int64]]
+    workers: dict[str, npt.NDArray[Any]]
+    pool: dict[str, int]
     answers: npt.NDArray[np.int64]
     roster: npt.NDArray[np.int64]
     pending: npt.NDArray[np.bool_]
@@ -143,15 +150,19 @@ def look(pool: RunningPool) -> Look:
             raise Gone("another pool has taken its place")
         now = time.monotonic_ns()
         fields = {name: _field(handle, *place) for name, place in about["fields"].items()}
-    stats, roster = fields["stats"], fields["roster"]
+    columns = {
+        name: {column: fields[name][..., i] for i, column in enumerate(names)}
+        for name, names in about["columns"].items()
+    }
+    roster = fields["roster"]
     pending = fields["pending"] != 0
     # Read after `pending`, and not at the same moment: a lane may be received and sent to again in between.
     done = pending & (fields["requested"] == fields["answered"])
     so_far = np.concatenate([[0], np.cumsum(fields["answered"].astype(np.int64))])
     blocks = np.clip(roster[:, 1:], 0, len(pending))
     answers = so_far[blocks[:, 1]] - so_far[blocks[:, 0]]
-    columns = {name: stats[:, i] for i, name in enumerate(about["stats"])}
-    return Look(now, columns, answers, roster, pending, done)
+    pool_row = {name: int(value) for name, value in columns["pool_stats"].items()}
+    return Look(now, columns["stats"] | columns["episode_sums"], pool_row, answers, roster, pending, done)
 
 
 @contextlib.contextmanager
@@ -178,9 +189,15 @@ def _facts(handle: int) -> dict[str, Any]:
         fields = {name: _checked(*place) for name, place in facts["fields"].items()}
         shapes = {name: shape for name, (_, _, shape) in fields.items()}
         lanes, workers = shapes["pending"][0], shapes["stats"][0]
-        expected = {"pending": (lanes,), "requested": (lanes,), "answered": (lanes,), "roster": (workers, 3)}
-        if any(shapes[name] != shape for name, shape in expected.items()) or len(facts["stats"]) > shapes["stats"][1]:
-            raise ValueError("its fields do not belong together")
+        for name, shape in (
+            ("pending", (lanes,)), ("requested", (lanes,)), ("answered", (lanes,)), ("roster", (workers, 3)),
+            ("episode_sums", (workers, shapes["episode_sums"][-1])), ("stats", (workers, shapes["stats"][-1])),
+        ):  # fmt: skip
+            if shapes[name] != shape:
+                raise ValueError(f"{name} has the shape {shapes[name]}")
+        for name, columns in NEEDED.items():
+            if not columns <= set(facts["columns"][name]) or len(facts["columns"][name]) > shapes[name][-1]:
+                raise ValueError(f"{name} has the columns {facts['columns'][name]}")
         for name in ("pid", "started", "began_ns", "envs", "batch_size"):
             facts[name] = int(facts[name])
         for name in ("env", "backend"):

@@ -44,7 +44,8 @@ class PoolRates:
 
     Attributes:
         seconds: since the pool was made.
-        steps, episodes: since then.
+        steps, episodes, restarts: since then; episodes that have ended, and envs that were replaced.
+        mean_return, mean_length: of the episodes that have ended in the interval; None where none has.
         pending: lanes that were sent to and not yet received.
         done: of these, those that wait to be received.
     """
@@ -58,8 +59,11 @@ class PoolRates:
     interval: float
     steps: int
     episodes: int
+    restarts: int
     steps_per_second: float
     episodes_per_second: float
+    mean_return: float | None
+    mean_length: float | None
     pending: int
     done: int
     workers: list[WorkerRates]
@@ -67,9 +71,9 @@ class PoolRates:
 
 def at_its_start(pool: RunningPool, now: Look) -> Look:
     """What a look at the pool would have shown when it was made."""
-    zeros = {name: np.zeros_like(column) for name, column in now.stats.items()}
-    nothing = np.zeros_like(now.pending)
-    return Look(int(pool.about["began_ns"]), zeros, np.zeros_like(now.answers), now.roster, nothing, nothing)
+    workers = {name: np.zeros_like(column) for name, column in now.workers.items()}
+    pool_row, nothing = dict.fromkeys(now.pool, 0), np.zeros_like(now.pending)
+    return Look(int(pool.about["began_ns"]), workers, pool_row, 0 * now.answers, now.roster, nothing, nothing)
 
 
 def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
@@ -81,9 +85,9 @@ def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
         return np.asarray(np.maximum(later - then, 0) / seconds)
 
     steps = rate(before.answers, now.answers)
-    episodes = rate(before.stats["episodes"], now.stats["episodes"])
+    episodes = rate(before.workers["ended"], now.workers["ended"])
     busy = np.clip((_busy_ns(now) - _busy_ns(before)) / 1e9 / seconds, 0.0, 1.0)
-    inside, since = now.stats["at"], _inside_ns(now) / 1e9
+    inside, since = now.workers["at"], _inside_ns(now) / 1e9
     workers = [
         WorkerRates(
             index, int(pid) if pid > 0 else None, (int(start), int(stop) - 1), float(steps[index]),
@@ -96,18 +100,26 @@ def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
     return PoolRates(
         pool.pid, about["env"], about["backend"], about["envs"], about["batch_size"],
         max(0.0, (now.at_ns - about["began_ns"]) / 1e9), seconds, int(now.answers.sum()),
-        int(now.stats["episodes"].sum()), float(steps.sum()), float(episodes.sum()),
+        int(now.workers["ended"].sum()), now.pool["restarts"], float(steps.sum()), float(episodes.sum()),
+        _mean("return", before, now), _mean("length", before, now),
         int(now.pending.sum()), int(now.done.sum()), workers,
     )  # fmt: skip
 
 
+def _mean(name: str, before: Look, now: Look) -> float | None:
+    """Of the episodes that have ended in between."""
+    ended = now.workers["ended"].sum() - before.workers["ended"].sum()
+    mean = (now.workers[name].sum() - before.workers[name].sum()) / ended if ended >= 1 else np.nan
+    return float(mean) if np.isfinite(mean) else None
+
+
 def _inside_ns(look: Look) -> Numbers:
     """How long each worker has been in its env; 0 where it is in none."""
-    since = look.stats["since_ns"]
-    known = (look.stats["at"] != 0) & (since > 0)
+    since = look.workers["since_ns"]
+    known = (look.workers["at"] != 0) & (since > 0)
     return np.where(known, np.maximum(look.at_ns - since, 0), 0)
 
 
 def _busy_ns(look: Look) -> Numbers:
     """Time at work so far. Workers count it when a pass ends; of a long one, the env that they are in counts now."""
-    return look.stats["busy_ns"] + np.where(look.stats["at"] > 0, _inside_ns(look), 0)
+    return look.workers["busy_ns"] + np.where(look.workers["at"] > 0, _inside_ns(look), 0)

@@ -53,6 +53,10 @@ class Screen:
         if len(recent) > 1:
             line.append(self._spark(value / max(*recent, 1e-9) for value in recent), style="green")
         line.append(f"  {_rate(rates.episodes_per_second)} episodes/s")
+        if rates.mean_return is not None and rates.mean_length is not None:
+            line.append(f" with a mean return of {rates.mean_return:,.4g} in {rates.mean_length:,.4g} steps")
+        if rates.restarts:
+            line.append(f", {_many(rates.restarts, 'restart')}", style="yellow")
         return line
 
     def _queue(self, rates: PoolRates) -> Text:
