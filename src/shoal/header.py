@@ -65,7 +65,7 @@ def read(data: bytes) -> dict[str, Any]:
         raise OtherVersion(f"its header has version {version}, and this Shoal reads version {VERSION}")
     try:
         facts = json.loads(data[_HEAD.size : _HEAD.size + length])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NoHeader(f"its header is torn: {error}") from error
     if not isinstance(facts, dict):
         raise NoHeader("its header is no header")

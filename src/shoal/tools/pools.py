@@ -8,6 +8,7 @@ between two looks.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import stat
@@ -25,13 +26,15 @@ from shoal.tools.errors import UsageError
 __all__ = ["Gone", "Look", "RunningPool", "Unreadable", "check_process", "find", "find_in", "look"]
 
 LINK = re.compile(r"/memfd:shoal( \(deleted\))?")
-TYPES = ("<i8", "<u8", "<f8", "|u1", "|b1")
-LARGEST = 1 << 28  # bytes of one field; more is no pool's
-NEEDED = {
-    "stats": {"busy_ns", "at", "since_ns"},
-    "episode_sums": {"ended", "return", "length"},
-    "pool_stats": {"restarts"},
-}
+LARGEST = 1 << 25  # entries of one field; more is no pool's
+# What is read of a slab: each field's type and number of axes, and the columns that a row must have.
+TYPES: dict[str, tuple[Any, int]] = {
+    "roster": (np.int64, 2), "stats": (np.int64, 2), "episode_sums": (np.float64, 2), "pool_stats": (np.int64, 1),
+    "pending": (np.uint8, 1), "requested": (np.uint64, 1), "answered": (np.uint64, 1),
+}  # fmt: skip
+COLUMNS = {
+    "stats": ("busy_ns", "at", "since_ns"), "episode_sums": ("ended", "return", "length"), "pool_stats": ("restarts",),
+}  # fmt: skip
 
 
 class Gone(Exception):
@@ -67,8 +70,8 @@ class Look:
 
     Attributes:
         at_ns: when, on the monotonic clock, which all processes share.
-        workers: int64 or float64 [workers] for each column of `stats` and `episode_sums`.
-        pool: each column of `pool_stats`.
+        workers: int64 or float64 [workers] for each column of `stats` and `episode_sums` that is read.
+        restarts: of envs, since the start.
         answers: int64 [workers], of all lanes of each; unlike `steps`, it moves with every lane.
         roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while it is replaced), first lane,
             lane after the last.
@@ -77,7 +80,7 @@ class Look:
 
     at_ns: int
     workers: dict[str, npt.NDArray[Any]]
-    pool: dict[str, int]
+    restarts: int
     answers: npt.NDArray[np.int64]
     roster: npt.NDArray[np.int64]
     pending: npt.NDArray[np.bool_]
@@ -150,19 +153,20 @@ def look(pool: RunningPool) -> Look:
             raise Gone("another pool has taken its place")
         now = time.monotonic_ns()
         fields = {name: _field(handle, *place) for name, place in about["fields"].items()}
-    columns = {
-        name: {column: fields[name][..., i] for i, column in enumerate(names)}
-        for name, names in about["columns"].items()
-    }
     roster = fields["roster"]
+    columns = {
+        column: fields[name][..., about["columns"][name].index(column)]
+        for name, wanted in COLUMNS.items()
+        for column in wanted
+    }
     pending = fields["pending"] != 0
     # Read after `pending`, and not at the same moment: a lane may be received and sent to again in between.
     done = pending & (fields["requested"] == fields["answered"])
     so_far = np.concatenate([[0], np.cumsum(fields["answered"].astype(np.int64))])
     blocks = np.clip(roster[:, 1:], 0, len(pending))
     answers = so_far[blocks[:, 1]] - so_far[blocks[:, 0]]
-    pool_row = {name: int(value) for name, value in columns["pool_stats"].items()}
-    return Look(now, columns["stats"] | columns["episode_sums"], pool_row, answers, roster, pending, done)
+    restarts = int(columns.pop("restarts"))
+    return Look(now, columns, restarts, answers, roster, pending, done)
 
 
 @contextlib.contextmanager
@@ -183,42 +187,43 @@ def _opened(pid: int, fd: int, inode: int) -> Iterator[int]:
 
 
 def _facts(handle: int) -> dict[str, Any]:
-    """The header, if it is whole: it may be of another version, or anybody's."""
+    """The header, if it is whole: it may be of a later version, which has more in it, or anybody's."""
     facts = header.read(os.pread(handle, header.SIZE, 0))
     try:
-        fields = {name: _checked(*place) for name, place in facts["fields"].items()}
+        facts["fields"] = fields = {name: _place(name, *facts["fields"][name]) for name in TYPES}
         shapes = {name: shape for name, (_, _, shape) in fields.items()}
         lanes, workers = shapes["pending"][0], shapes["stats"][0]
-        for name, shape in (
-            ("pending", (lanes,)), ("requested", (lanes,)), ("answered", (lanes,)), ("roster", (workers, 3)),
-            ("episode_sums", (workers, shapes["episode_sums"][-1])), ("stats", (workers, shapes["stats"][-1])),
-        ):  # fmt: skip
-            if shapes[name] != shape:
-                raise ValueError(f"{name} has the shape {shapes[name]}")
-        for name, columns in NEEDED.items():
-            if not columns <= set(facts["columns"][name]) or len(facts["columns"][name]) > shapes[name][-1]:
-                raise ValueError(f"{name} has the columns {facts['columns'][name]}")
+        firsts = {"requested": lanes, "answered": lanes, "episode_sums": workers, "roster": workers}
+        if any(shapes[name][0] != first for name, first in firsts.items()) or shapes["roster"][1] != 3:
+            raise ValueError("its fields do not belong together")
+        for name, wanted in COLUMNS.items():
+            if any(facts["columns"][name].index(column) >= shapes[name][-1] for column in wanted):
+                raise ValueError(f"{name} has too many columns")
         for name in ("pid", "started", "began_ns", "envs", "batch_size"):
-            facts[name] = int(facts[name])
+            facts[name] = _small(facts[name])
         for name in ("env", "backend"):
             facts[name] = "".join(c if c.isprintable() else "?" for c in str(facts[name]))
-        facts["fields"] = fields
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise header.NoHeader(f"its header cannot be understood: {error!r}") from error
     return facts
 
 
-def _checked(offset: Any, dtype: Any, shape: Sequence[Any]) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
-    if dtype not in TYPES:
-        raise ValueError(f"unknown type {dtype!r}")
-    offset, sizes = int(offset), tuple(int(size) for size in shape)
-    if offset < 0 or not sizes or min(sizes) < 1 or np.prod(sizes, dtype=np.float64) > LARGEST // 8:
-        raise ValueError("a field that cannot be")
-    return offset, np.dtype(dtype), sizes
+def _place(name: str, offset: Any, dtype: Any, shape: Sequence[Any]) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
+    expected, axes = np.dtype(TYPES[name][0]), TYPES[name][1]
+    sizes = tuple(_small(size) for size in shape)
+    if dtype != expected.str or len(sizes) != axes or 0 in sizes or math.prod(sizes) > LARGEST:
+        raise ValueError(f"{name} has the type {dtype!r} and the shape {sizes}")
+    return _small(offset), expected, sizes
+
+
+def _small(number: Any) -> int:
+    if not 0 <= int(number) < 2**62:
+        raise ValueError(f"{number!r} is no number of anything here")
+    return int(number)
 
 
 def _field(handle: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    nbytes = int(np.prod(shape)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     data = os.pread(handle, nbytes, offset)
     if len(data) < nbytes:
         raise Gone("its memory was cut off")

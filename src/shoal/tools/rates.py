@@ -72,8 +72,8 @@ class PoolRates:
 def at_its_start(pool: RunningPool, now: Look) -> Look:
     """What a look at the pool would have shown when it was made."""
     workers = {name: np.zeros_like(column) for name, column in now.workers.items()}
-    pool_row, nothing = dict.fromkeys(now.pool, 0), np.zeros_like(now.pending)
-    return Look(int(pool.about["began_ns"]), workers, pool_row, 0 * now.answers, now.roster, nothing, nothing)
+    nothing = np.zeros_like(now.pending)
+    return Look(pool.about["began_ns"], workers, 0, 0 * now.answers, now.roster, nothing, nothing)
 
 
 def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
@@ -100,7 +100,7 @@ def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
     return PoolRates(
         pool.pid, about["env"], about["backend"], about["envs"], about["batch_size"],
         max(0.0, (now.at_ns - about["began_ns"]) / 1e9), seconds, int(now.answers.sum()),
-        int(now.workers["ended"].sum()), now.pool["restarts"], float(steps.sum()), float(episodes.sum()),
+        int(now.workers["ended"].sum()), now.restarts, float(steps.sum()), float(episodes.sum()),
         _mean("return", before, now), _mean("length", before, now),
         int(now.pending.sum()), int(now.done.sum()), workers,
     )  # fmt: skip
