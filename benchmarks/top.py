@@ -2,7 +2,8 @@
 
 `shoal top PID` runs on a terminal of its own at its default interval. It is stopped (SIGSTOP) for every other turn, in
 the order attached, alone, alone, attached, so that a machine that gets slower hits both alike. The CPU that it takes is
-read as well: where nobody has a core to spare, that is what it costs.
+read as well: where nobody has a core to spare, that is what it costs. On a busy machine, the CPU that a step takes
+under "serial" says more than the speed.
 
 python benchmarks/top.py --rounds 40
 """
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 NUM_ENVS, WORKERS = 64, 2
-BACKENDS = ("hybrid", "processes")
+BACKENDS = ("serial", "hybrid", "processes")
 
 
 class Guest:
@@ -37,13 +38,14 @@ class Guest:
         self.pid = self._process.pid
         self.run(0.1)
 
-    def run(self, seconds: float) -> float:
-        """Steps per second."""
+    def run(self, seconds: float) -> tuple[float, float]:
+        """Steps per second of time, and of the caller's own CPU time."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        return float(json.loads(self._process.stdout.readline()))
+        by_time, by_cpu = json.loads(self._process.stdout.readline())
+        return by_time, by_cpu
 
     def close(self) -> None:
         """Let it go."""
@@ -98,11 +100,12 @@ def guest(backend: str) -> None:
     envs.reset(seed=0)
     actions = [np.random.default_rng(i).integers(0, 2, NUM_ENVS) for i in range(64)]
     for line in sys.stdin:
-        seconds, calls, start = float(line), 0, time.perf_counter()
+        seconds, calls, start, cpu = float(line), 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - start < seconds:
             envs.step(actions[calls % 64])
             calls += 1
-        print(json.dumps(calls * NUM_ENVS / (time.perf_counter() - start)), flush=True)
+        taken = time.perf_counter() - start, time.process_time() - cpu
+        print(json.dumps([calls * NUM_ENVS / each for each in taken]), flush=True)
     envs.close()
 
 
@@ -110,7 +113,7 @@ def measure(backend: str, seconds: float, rounds: int, notify: Any) -> dict[str,
     """Steps/s attached and alone, by turns, and the CPU that the watcher has taken in a second."""
     subject = Guest(backend)
     watcher = Watcher(subject.pid)
-    rates: dict[str, list[float]] = {"attached": [], "alone": []}
+    rates: dict[str, list[tuple[float, float]]] = {"attached": [], "alone": []}
     subject.run(seconds)
     taken, watched = 0.0, 0.0
     for turn in range(rounds):
@@ -135,26 +138,30 @@ def main() -> None:
     from supervision import interval
 
     parser = common.parser(str(__doc__).partition("\n")[0], 2.0, 40)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS), metavar="NAME")
     parser.add_argument("--guest", help="for the script's own use")
     options = parser.parse_args()
     if options.guest:
         guest(options.guest)
         return
-    with progress(len(BACKENDS) * options.rounds * 2) as notify:
-        found = {name: measure(name, options.seconds, options.rounds, notify) for name in BACKENDS}
+    with progress(len(options.backends) * options.rounds * 2) as notify:
+        found = {name: measure(name, options.seconds, options.rounds, notify) for name in options.backends}
     grid = Table(title=f"{NUM_ENVS} CartPoles, {WORKERS} workers, watched by shoal top", title_justify="left")
-    for head in ("", "steps/s alone", "attached / alone (95 % interval)", "quartiles", "CPU of shoal top"):
+    for head in ("", "steps/s alone", "attached / alone", "the same by CPU time", "CPU of shoal top"):
         grid.add_column(head, justify="right" if head else "left")
     for name, result in found.items():
         rates = result["rates"]
-        each = [mine / theirs for mine, theirs in zip(rates["attached"], rates["alone"], strict=True)]
-        low, high = interval(each)
-        first, middle, third = common.quartiles(each)
-        result["ratio"] = [low, middle, high]
+        told = []
+        for which in (0, 1) if name == "serial" else (0,):  # others wait, and some of them by spinning
+            each = [mine[which] / theirs[which] for mine, theirs in zip(rates["attached"], rates["alone"], strict=True)]
+            low, high = interval(each)
+            first, middle, third = common.quartiles(each)
+            result.setdefault("ratios", []).append([low, middle, high])
+            told.append(f"{middle:.4f} ({low:.4f}..{high:.4f})\nquartiles {first:.3f}..{third:.3f}")
+        speed = statistics.median(by_time for by_time, _ in rates["alone"])
         grid.add_row(
-            name, f"{statistics.median(rates['alone']):,.0f}", f"{middle:.4f} ({low:.4f}..{high:.4f})",
-            f"{first:.3f} to {third:.3f}", f"{result['cpu_share']:.2%} of a core",
-        )  # fmt: skip
+            name, f"{speed:,.0f}", told[0], told[1] if told[1:] else "", f"{result['cpu_share']:.2%} of a core"
+        )
     Console().print(grid)
     options.out.mkdir(parents=True, exist_ok=True)
     document = {"machine": doctor.facts(), "results": found}

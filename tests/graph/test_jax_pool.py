@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -271,3 +272,15 @@ def test_rollouts_without_autoreset_draw_new_actions_each_time() -> None:
     state, first = envs.rollout(state, None, 16)
     state, second = envs.rollout(state, None, 16)
     assert (np.asarray(first.action) != np.asarray(second.action)).any()
+
+
+def test_top_sees_it_by_the_name_of_its_env() -> None:
+    from shoal.tools.top import Watch
+
+    with Pool(Counting, 3, backend="jax") as pool:
+        pool.reset(seed=0)
+        for _ in range(LENGTH):
+            pool.step(np.ones(3, np.int64))
+        seen = [one for one in Watch(os.getpid()).look() if one.backend == "jax"]
+        assert [(one.env, one.envs, one.steps, one.episodes) for one in seen] == [("Counting", 3, 3 + 3 * LENGTH, 3)]
+        assert (seen[0].mean_return, seen[0].mean_length) == (50.0, LENGTH)
