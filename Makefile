@@ -87,6 +87,7 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/latency_sleep.py
 	$(BENCH_VENV)/bin/python benchmarks/startup.py
 	$(BENCH_VENV)/bin/python benchmarks/supervision.py
+	$(BENCH_VENV)/bin/python benchmarks/counters.py
 	$(BENCH_VENV)/bin/python benchmarks/sb3.py
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
 

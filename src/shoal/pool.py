@@ -192,7 +192,6 @@ class Pool:
             self._slab, self._crew, self.data, action_leaves, self._check_boxes, self.autoreset == "disabled",
             self.order == "fifo", spin_pool, self.step_timeout, self._policy, self._break,
         )  # fmt: skip
-        self._began_ns = time.monotonic_ns()
         self._introduce(specs)
         return specs
 
@@ -200,7 +199,7 @@ class Pool:
         """Let `shoal top` find the pool."""
         me = procs.identify(os.getpid())
         self._slab.introduce({
-            "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": self._began_ns,
+            "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": time.monotonic_ns(),
             "env": specs.name[:100], "backend": self.plan.backend, "envs": self.num_envs,
             "batch_size": self.batch_size,
         })  # fmt: skip
@@ -254,9 +253,10 @@ class Pool:
         return self._scheduler.pending
 
     def stats(self) -> PoolStats:
-        """Counts and times since the start."""
+        """Counts since the start, and where the time went; print it. For an interval, subtract an earlier one."""
         self._check_usable()
-        return PoolStats.read(self._slab.array("stats"), self._began_ns)
+        blocks = [list(worker.env_ids) for worker in self._crew.workers]
+        return PoolStats.read(self._slab, self.plan.backend, self.batch_size, blocks)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.plan.backend}, {self.plan.num_workers} workers"

@@ -274,6 +274,18 @@ def test_rollouts_without_autoreset_draw_new_actions_each_time() -> None:
     assert (np.asarray(first.action) != np.asarray(second.action)).any()
 
 
+def test_stats_count_one_step_for_all_lanes() -> None:
+    with Pool(Counting(2), 4, backend="jax", autoreset="same_step") as pool:
+        pool.reset(seed=0)
+        before = pool.stats()
+        for _ in range(6):
+            pool.step(np.zeros(4, pool.single_action_space.dtype))
+        stats = pool.stats() - before
+        assert (stats.steps, stats.batches, stats.ended_episodes, stats.mean_length) == (24, 6, 12, 2.0)
+        assert [(env.env_id, env.steps) for env in stats.envs] == [(0, 6)]
+        assert 0 < stats.shares.resets < 1
+
+
 def test_top_sees_it_by_the_name_of_its_env() -> None:
     from shoal.tools.top import Watch
 

@@ -13,7 +13,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("throughput", "latency_sleep", "startup", "auto")
+SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ LAYERS = (
     ("adapters", "remote"),
     ("state", "messages"),
     ("block", "batched", "measurement"),
-    ("specs", "stats", "batch", "snapshot", "emulation"),
+    ("specs", "stats", "verdict", "batch", "snapshot", "emulation"),
     ("frames",),
     ("backends",),
     ("crew",),

@@ -178,6 +178,49 @@ def _record(options: argparse.Namespace) -> int:
     return 0
 
 
+def _profile_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("env", metavar="ENV", help="a Gymnasium id, or module:callable that returns an env")
+    add("-n", "--num-envs", type=_count, default=64, metavar="N", help="how many (default: 64)")
+    add("--backend", choices=BACKENDS, default="auto", metavar="NAME", help=f"one of {', '.join(BACKENDS)}")
+    add("--workers", type=_count, metavar="N", help="how many (default: Shoal's own choice)")
+    add("--batch-size", type=_count, metavar="N", help="async: batches of the first N ready")
+    add("--policy-ms", type=_milliseconds, default=0.0, metavar="MS", help="how long the caller waits after each "
+        "batch, as for a policy on a device (default: 0)")  # fmt: skip
+    add("--seconds", type=_seconds, default=5.0, metavar="S", help="length of the run (default: 5)")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, to stdout without FILE")
+    add("--plot", type=Path, metavar="FILE.png", help="save a plot")
+    add("--flame", type=Path, metavar="FILE.svg", help="save a flame graph of the first worker process, or of the "
+        "caller where there is none; takes as long again, and needs py-spy")  # fmt: skip
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from shoal.tools import doctor, profile, report
+
+    json_file = Path(options.json) if options.json and options.json != "-" else None
+    if options.plot:
+        report.check_plot(options.plot)
+    if json_file:
+        report.check_file(json_file)
+    _look_here(options.env)
+    run = profile.Run(
+        options.env, options.num_envs, options.backend, options.workers, options.batch_size, options.policy_ms,
+        options.seconds, options.flame,
+    )  # fmt: skip
+    probed = profile.check(run)
+    with progress(run.ticks) as notify:
+        found = profile.profile(run, probed, notify)
+    print(found.as_json(doctor.facts()) if options.json == "-" else f"{found}\n", end="")
+    if json_file:
+        json_file.write_text(found.as_json(doctor.facts()))
+    if options.plot:
+        profile.plot(found, options.plot)
+    for what, path in (("plot", options.plot), ("flame graph", options.flame)):
+        if path:
+            print(f"{what} saved to {path}", file=sys.stderr)
+    return 0
+
+
 def _top_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("pid", type=_count, nargs="?", metavar="PID", help="of one process (default: all pools of this user)")
@@ -230,8 +273,19 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _milliseconds(text: str) -> float:
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = -1.0
+    if not 0 <= milliseconds <= 60_000:
+        raise argparse.ArgumentTypeError(f"must be milliseconds between 0 and 60000, not {text!r}")
+    return milliseconds
+
+
 COMMANDS = {
     "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
+    "profile": Command("say where the time of a pool goes, and what would help", _profile_arguments, _profile),
     "record": Command("make a video of a batch of envs, side by side", _record_arguments, _record),
     "top": Command("show what the pools that are running now are doing", _top_arguments, _top),
     "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),
