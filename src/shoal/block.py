@@ -155,7 +155,15 @@ def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) 
     return Summary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
         getattr(first, "spec", None), [identity_of(env) for env in envs], lanes,
+        name_of(first),
     )  # fmt: skip
+
+
+def name_of(env: Any) -> str:
+    """What people call it: its id, or its class below all wrappers."""
+    spec_id = getattr(getattr(env, "spec", None), "id", None)
+    own = [name for name in (spec_id, getattr(env, "name", None)) if isinstance(name, str)]
+    return own[0] if own else type(getattr(env, "unwrapped", env)).__name__
 
 
 class Stepper:

@@ -27,6 +27,7 @@ from shoal.slab import Slab
 
 __all__ = ["BACKENDS", "Crew", "Repair"]
 
+AWAY = -1  # in the roster, instead of a process id: it is being replaced
 BACKENDS = ("serial", "threads", "processes", "hybrid", *BATCHED)
 
 
@@ -153,7 +154,12 @@ class Crew:
             worker.attach(slab, config, self._pool_bell)
         for worker in self.workers:
             worker.attached(deadline)
+            self._enlist(worker)
         self._bells = [worker.bell for worker in self.workers]
+
+    def _enlist(self, worker: Worker) -> None:
+        """Write into the slab who owns which lanes, for those who look at it from elsewhere."""
+        self._slab.array("roster")[worker.index] = worker.pid or 0, worker.start, worker.stop
 
     def bells(self) -> tuple[list[Any], Any]:
         """What the twin rings (one per worker) and sleeps on."""
@@ -212,6 +218,7 @@ class Crew:
             if old in self.processes:
                 self.processes.remove(old)
         self._bells[old.index] = SilentBell()
+        self._slab.array("roster")[old.index, 0] = AWAY
 
     def _start_again(self, old: Worker, states: Mapping[int, Any], repair: Repair) -> None:
         """In the repair's thread: a new worker for the block, ready to step."""
@@ -233,6 +240,7 @@ class Crew:
         worker.attached(deadline)
         worker.use_ringer(self._ring)
         worker.inherit(old)
+        self._enlist(worker)
         if states:
             for value in worker.reply(worker.call("load", list(states), list(states.values())), deadline):
                 if isinstance(value, PackedError):

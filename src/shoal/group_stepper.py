@@ -110,6 +110,7 @@ class GroupStepper:
         self._asked = np.zeros(stop - start, np.int64)
         for env in envs:
             env.use(self._mode)
+        self._timed: list[Any] = [env for env in envs if hasattr(env, "reset_ns")]
         self.core = native.Block(
             slab, worker, start, stop, native.AUTORESET[config.autoreset], config.publish_each, twin.ACTION_CALL, (),
             [None] * (stop - start), None, (None,) * 6, pool_bell, bell,
@@ -304,6 +305,9 @@ class GroupStepper:
             self._frame["status"][slots, lanes] |= np.where(out.has_final, STATUS_FINAL, 0).astype(np.uint8)
 
     def _publish(self, parts: list[Array], began_ns: int) -> None:
+        for env in self._timed:
+            self._stats[counters.STAT_RESET_NS] += env.reset_ns
+            env.reset_ns = 0
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         self.core.publish(np.ascontiguousarray(ids), began_ns)
         if self._publish_each:

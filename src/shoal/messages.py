@@ -81,6 +81,7 @@ class Summary:
     spec: Any
     identities: list[int] = field(default_factory=list)  # which objects the envs are, within their own process
     lanes: list[Lanes] = field(default_factory=list)  # of each env; empty where all have just one
+    name: str = ""  # what the first env is called
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import inspect
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space
 
-from shoal import native
+from shoal import native, procs
 from shoal.adapters.gymnasium import as_env_fns
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
@@ -226,6 +227,7 @@ class Pool:
             self.order == "fifo", spin_pool, self.step_timeout, self._policy, groups, window,
             self._break,
         )  # fmt: skip
+        self._introduce(specs)
         return specs
 
     def _window(self) -> int:
@@ -238,6 +240,15 @@ class Pool:
                 f"{self.batch_size} does not divide them"
             )
         return self.batch_size
+
+    def _introduce(self, specs: EnvSpecs) -> None:
+        """Let `shoal top` find the pool."""
+        me = procs.identify(os.getpid())
+        self._slab.introduce({
+            "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": time.monotonic_ns(),
+            "env": specs.name[:100], "backend": self.plan.backend, "envs": self.num_envs,
+            "batch_size": self.batch_size,
+        })  # fmt: skip
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -595,6 +606,7 @@ class Pool:
             return []
         self._fault = fault
         _open_pools.discard(self)
+        self._slab.withdraw()
         self._scheduler.end(fault)
         errors = self._crew.dismiss(Deadline.after(timeout))
         self._slab.close()

@@ -95,6 +95,16 @@ def identify(pid: int) -> Process | None:
     return _stat(pid)
 
 
+def inner_pid(pid: int) -> int | None:
+    """Return what a process takes for its own pid, which is another one inside of a container; None if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+        return pid
+    return None
+
+
 def end_children() -> None:
     """Kill the descendants of this process, if it has any."""
     try:

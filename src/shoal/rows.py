@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -84,6 +85,7 @@ class RowsEnv:
         self._action_leaves = flatten(env.single_action_space)
         self._ended = np.zeros(self.num_lanes, np.bool_)
         self._mode = "next_step"
+        self.reset_ns = 0  # what resets have taken, since somebody asked
 
     def use(self, autoreset: str) -> None:
         """Any mode will do."""
@@ -121,10 +123,12 @@ class RowsEnv:
             self._ended[rows] = over[at]
 
     def _begin(self, rows: Array, seeds: Sequence[int | None], out: Answers, at: Any) -> None:
+        began_ns = time.monotonic_ns()
         given: list[int | None] = [None] * self.num_lanes
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             given[row] = seed
         self._write(out.obs, at, self.env.reset(self._mask(rows), given), rows)
+        self.reset_ns += time.monotonic_ns() - began_ns
         out.began[at] = True
         self._ended[rows] = False
 

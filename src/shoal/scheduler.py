@@ -78,7 +78,7 @@ class Scheduler:
         self._crew, self._data, self._on_death = crew, data, on_death
         self._user_resets, self._fifo, self._spin_ns = user_resets, fifo, spin_ns
         self._count, self._frames = slab.layout.lanes, slab.layout.frames
-        self._state = np.zeros(self._count, np.uint8)  # 1 where a request is pending; kept by the core
+        self._state = slab.array("pending")  # 1 where a request is; kept by the core
         self._pending = 0
         self._sent_at = np.zeros(self._count, np.int64)  # each lane's place in the order of sends, for fifo
         self._sends = 0

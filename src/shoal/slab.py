@@ -1,24 +1,26 @@
 """The slab: one anonymous shared region that holds every field of every lane, and where each field lies.
 
-Control fields (one entry a lane or a worker) come first, then the actions, then the frames: `frames` copies of
-everything that a step writes. Workers write one frame while the learner still reads the one before. Under same_step,
-frames also have room for the last observations of episodes, whose place the first ones of the next have taken.
+A header says to other processes what this is. Control fields (one entry a lane or a worker) follow, then the actions,
+then the frames: `frames` copies of everything that a step writes. Workers write one frame while the learner still reads
+the one before. Under same_step, frames also have room for the last observations of episodes, whose place the first ones
+of the next have taken.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal import procs
+from shoal import header, procs
 from shoal.errors import StartError
 from shoal.native import counters
 from shoal.spaces import Kind, Leaf
@@ -28,8 +30,9 @@ __all__ = ["Field", "Layout", "Slab", "anonymous_file"]
 LINE = 64  # bytes in a cache line; every field starts on one
 BELL_WORDS = LINE // 4
 
-# Per lane, in one copy. requested, op and slot are the learner's to write; the rest is the worker's.
+# Per lane, in one copy. pending, requested, op and slot are the learner's to write; the rest is the worker's.
 LANE_FIELDS = {
+    "pending": np.uint8,
     "requested": np.uint64,
     "answered": np.uint64,
     "op": np.uint8,
@@ -39,6 +42,8 @@ LANE_FIELDS = {
     "run_return": np.float64,
     "run_length": np.int64,
 }
+# What other processes may read by the header, as `shoal top` does.
+SHOWN = ("roster", "stats", "episode_sums", "pool_stats", "pending", "requested", "answered")
 # Per frame and lane, written by the worker with every answer.
 FRAME_FIELDS = {
     "reward": np.float64,
@@ -93,10 +98,12 @@ class Layout:
             absences: with a flag whether there is anybody in a lane.
         """
         wanted: list[tuple[str, Any, tuple[int, ...]]] = [
+            ("header", np.uint8, (header.SIZE,)),
             ("pool_bell", np.uint32, (BELL_WORDS,)),
             ("worker_bells", np.uint32, (workers, BELL_WORDS)),
             ("mail", np.uint32, (workers, BELL_WORDS)),
             ("stats", np.int64, (workers, LINE // 8)),
+            ("roster", np.int64, (workers, 3)),
             ("episode_sums", np.float64, (workers, LINE // 8)),
             ("step_times", np.int64, (workers, counters.TIME_BUCKETS)),
             ("pool_stats", np.int64, (2 * LINE // 8,)),
@@ -134,26 +141,29 @@ class Layout:
 class Slab:
     """The mapped region and numpy arrays on its fields.
 
-    `fd` is the region's only handle: no name in any file system, so that nothing is left behind whoever dies.
+    `fd` is the region's only handle: no name in any file system, so that nothing is left behind whoever dies. Other
+    processes of the user may look at the region by it.
     """
 
-    def __init__(self, layout: Layout, memory: mmap.mmap, fd: int | None):
+    def __init__(self, layout: Layout, memory: Any, fd: int | None):
         self.layout = layout
         self.memory = memory
         self.fd = fd
 
     @classmethod
     def create(cls, layout: Layout, shared: bool) -> Slab:
-        """Make a region; `shared` if other processes will map it."""
+        """Make a region; `shared` if other processes will map it, which takes a descriptor."""
         _check_room(layout)
-        if not shared:
-            return cls(layout, mmap.mmap(-1, layout.size), None)
-        fd = anonymous_file()
+        fd = None
         try:
+            fd = anonymous_file("shoal")
             os.ftruncate(fd, layout.size)
-            return cls(layout, mmap.mmap(fd, layout.size), fd)
+            return cls(layout, _mapped(fd, layout.size), fd)
         except OSError as error:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
+            if not shared:  # for want of a descriptor, say: nobody can look at this one
+                return cls(layout, mmap.mmap(-1, layout.size), None)
             raise StartError(
                 f"no room for {layout.size:,} bytes of shared memory ({error}): use fewer envs or frames"
             ) from error
@@ -162,9 +172,19 @@ class Slab:
     def attach(cls, layout: Layout, fd: int) -> Slab:
         """Map a region that another process made; takes over the descriptor and closes it."""
         try:
-            return cls(layout, mmap.mmap(fd, layout.size), None)
+            return cls(layout, _mapped(fd, layout.size), None)
         finally:
             os.close(fd)
+
+    def introduce(self, facts: Mapping[str, Any]) -> None:
+        """Say to other processes of the user what this is, and where the fields are that they may read."""
+        shown = {name: self.layout.fields[name] for name in SHOWN}
+        fields = {name: [field.offset, field.dtype.str, field.shape] for name, field in shown.items()}
+        header.write(self.array("header"), {**facts, "fields": fields, "columns": counters.COLUMNS})
+
+    def withdraw(self) -> None:
+        """Say no more that this is a running pool's: arrays of it, and so the region, may outlive the pool."""
+        header.withdraw(self.array("header"))
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """A view of a field; it lives as long as the region."""
@@ -193,15 +213,33 @@ class Slab:
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None
-        # BufferError: arrays that the user still holds keep the mapping alive, which is what they expect.
-        with contextlib.suppress(BufferError):
-            self.memory.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
-def anonymous_file() -> int:
-    """A descriptor of a new file without a name."""
+def _mapped(fd: int, size: int) -> Any:
+    """The file as memory, which is unmapped when the last array on it is gone.
+
+    Not by `mmap.mmap`: that keeps a descriptor of its own for as long, in threads that hang and arrays that users hold.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_char * size).from_address(address)
+    # At the interpreter's exit others may still be at work on it.
+    weakref.finalize(memory, libc.munmap, address, size).atexit = False
+    return memory
+
+
+def anonymous_file(label: str) -> int:
+    """A descriptor of a new file without a name; the label is what /proc shows of it."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("shoal", os.MFD_CLOEXEC)
+        return os.memfd_create(label, os.MFD_CLOEXEC)
     # Elsewhere: a file that is unlinked before anybody could see it.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())

@@ -27,6 +27,7 @@ class EnvSpecs:
     metadata: dict[str, Any]
     render_mode: str | None
     spec: Any
+    name: str = ""
 
 
 def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]]) -> EnvSpecs:
@@ -60,6 +61,7 @@ def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[A
         about.metadata,
         about.render_mode,
         about.spec,
+        about.name,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -283,3 +284,15 @@ def test_stats_count_one_step_for_all_lanes() -> None:
         assert (stats.steps, stats.batches, stats.ended_episodes, stats.mean_length) == (24, 6, 12, 2.0)
         assert [(env.env_id, env.steps) for env in stats.envs] == [(0, 6)]
         assert 0 < stats.shares.resets < 1
+
+
+def test_top_sees_it_by_the_name_of_its_env() -> None:
+    from shoal.tools.top import Watch
+
+    with Pool(Counting, 3, backend="jax") as pool:
+        pool.reset(seed=0)
+        for _ in range(LENGTH):
+            pool.step(np.ones(3, np.int64))
+        seen = [one for one in Watch(os.getpid()).look() if one.backend == "jax"]
+        assert [(one.env, one.envs, one.steps, one.episodes) for one in seen] == [("Counting", 3, 3 + 3 * LENGTH, 3)]
+        assert (seen[0].mean_return, seen[0].mean_length) == (50.0, LENGTH)

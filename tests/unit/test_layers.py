@@ -20,7 +20,7 @@ LAYERS = (
     ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile", "lazy"),
     ("native",),
     ("spaces",),
-    ("slab", "group"),
+    ("slab", "header", "group"),
     ("adapters", "remote"),
     ("state", "messages"),
     ("rows", "groups", "block", "measurement"),

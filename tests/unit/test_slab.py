@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal import slab as slab_module
 from shoal.errors import StartError
 from shoal.slab import FRAME_FIELDS, LANE_FIELDS, LINE, Layout, Slab
 from shoal.spaces import flatten
@@ -130,17 +133,57 @@ def test_another_mapping_sees_the_same_memory_and_no_name_is_left() -> None:
     other.close()
 
 
-def test_close_gives_the_descriptor_back_and_leaves_the_users_arrays_alone() -> None:
-    slab = Slab.create(SMALL, shared=True)
+def slabs_of_this_process() -> tuple[int, int]:
+    """How many descriptors and how many mappings of slabs it has."""
+    held = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            held.append(os.readlink(f"/proc/self/fd/{name}"))
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return sum("/memfd:shoal" in link for link in held), sum("/memfd:shoal" in line for line in mapped)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_close_gives_the_descriptor_back_and_leaves_the_users_arrays_alone(shared: bool) -> None:
+    gc.collect()
+    before = slabs_of_this_process()
+    slab = Slab.create(SMALL, shared)
     fd, reward = slab.fd, slab.array("reward")
     assert fd is not None
+    assert slabs_of_this_process() == (before[0] + 1, before[1] + 1)
     reward[:] = 7
     slab.close()
     slab.close()
     with pytest.raises(OSError):
         os.fstat(fd)
+    del slab
     gc.collect()
+    assert slabs_of_this_process() == (before[0], before[1] + 1)
     assert (reward == 7).all()
+    del reward
+    gc.collect()
+    assert slabs_of_this_process() == before
+
+
+def test_a_slab_that_is_forgotten_leaves_nothing() -> None:
+    gc.collect()
+    before = slabs_of_this_process()
+    Slab.create(SMALL, shared=True)
+    gc.collect()
+    assert slabs_of_this_process() == before
+
+
+def test_without_a_descriptor_only_a_slab_that_is_to_be_shared_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(slab_module, "anonymous_file", refuse)
+    slab = Slab.create(SMALL, shared=False)
+    slab.array("reward")[:] = 3
+    assert slab.fd is None
+    slab.close()
+    with pytest.raises(StartError, match="Too many open files"):
+        Slab.create(SMALL, shared=True)
 
 
 @pytest.mark.parametrize("shared", [False, True])

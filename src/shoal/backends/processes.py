@@ -63,7 +63,7 @@ class ProcessWorker(Worker):
         self._self: procs.Process | None = None  # who it is, whoever may get its pid later
         self._pidfd = -1
         self._kin: list[procs.Process] = []  # its descendants when we ended it
-        self._diary, self._diary_seen = anonymous_file(), 0
+        self._diary, self._diary_seen = anonymous_file("shoal-diary"), 0
         try:
             self._connection, self._child_end = Pipe(duplex=True)
         except OSError:

@@ -44,6 +44,14 @@ LANE_STATS = 3
     POOL_BEGAN_NS, POOL_SINCE_NS, POOL_BATCHES, POOL_CALLER_NS, POOL_WAIT_NS, POOL_STRAGGLER_NS, POOL_WAKE_NS,
     POOL_COPY_NS, POOL_RESTARTS,
 ) = range(9)  # fmt: skip
+# The same by name, for those who read a slab that another version of Shoal may have made.
+COLUMNS = {
+    "stats": ("steps", "busy_ns", "episodes", "at", "since_ns", "passes", "wake_ns", "reset_ns"),
+    "episode_sums": ("ended", "return", "length"),
+    "pool_stats": (
+        "began_ns", "since_ns", "batches", "caller_ns", "wait_ns", "straggler_ns", "wake_ns", "copy_ns", "restarts",
+    ),
+}  # fmt: skip
 TIME_BUCKETS = 136  # four for each power of two, up to 2**36 ns
 POSTED_NS = 2  # in a worker's row of `worker_bells`, read as int64: since when a request waits
 

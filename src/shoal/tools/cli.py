@@ -221,6 +221,20 @@ def _profile(options: argparse.Namespace) -> int:
     return 0
 
 
+def _top_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("pid", type=_count, nargs="?", metavar="PID", help="of one process (default: all pools of this user)")
+    add("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
+    add("--once", action="store_true", help="show what happens in one interval, and leave")
+    add("--json", action="store_true", help="write a line of JSON for each pool and interval")
+
+
+def _top(options: argparse.Namespace) -> int:
+    from shoal.tools import top
+
+    return top.top(options.pid, options.interval, options.once, options.json, Console())
+
+
 def _look_here(*names: str) -> None:
     """An installed command does not look for modules where it is called; its user expects it."""
     if any(":" in name for name in names) and os.getcwd() not in sys.path:
@@ -273,6 +287,7 @@ COMMANDS = {
     "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
     "profile": Command("say where the time of a pool goes, and what would help", _profile_arguments, _profile),
     "record": Command("make a video of a batch of envs, side by side", _record_arguments, _record),
+    "top": Command("show what the pools that are running now are doing", _top_arguments, _top),
     "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),
 }
 

@@ -22,6 +22,7 @@ class DeviceEnvs:
 
     Attributes:
         functional: the pure functions.
+        name: of the env in them.
         state: what they are applied to; may be taken out and put back between two steps.
     """
 
@@ -29,6 +30,7 @@ class DeviceEnvs:
 
     def __init__(self, functional: BatchedFunctionalEnv):
         self.functional, self.num_envs = functional, functional.num_envs
+        self.name = type(functional.env).__name__
         self.single_observation_space, self.single_action_space = functional.observation_space, functional.action_space
         self.state: EnvState | None = None
         self._unseeded = np.ones(self.num_envs, np.bool_)  # lanes that have no stream of their own yet
