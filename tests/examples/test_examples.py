@@ -101,3 +101,12 @@ def test_two_halves_in_flight() -> None:
     said = run("double_buffer.py", "--batches", "20").replace(",", "")
     assert number(r"one batch: (\d+) steps/s", said) > 0
     assert number(r"two halves in turn: (\d+) steps/s", said) > 0
+
+
+def test_self_play_learns_tic_tac_toe() -> None:
+    pytest.importorskip("pettingzoo.classic.tictactoe_v3", reason="this example plays PettingZoo's tic-tac-toe")
+    said = run("pettingzoo_selfplay.py", "--updates", "30")
+    before, after = (number(rf"{when}: ([\d.]+)% won", said) for when in ("before", "after"))
+    lost_before, lost_after = (number(rf"{when}: .*won, ([\d.]+)% lost", said) for when in ("before", "after"))
+    assert after > before + 10
+    assert lost_after < lost_before - 10

@@ -114,6 +114,7 @@ def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
         "shoal.emulation",
         "shoal.dialects.envpool",
         "shoal.dialects.puffer",
+        "shoal.dialects.agents",
     ],
 )
 def test_import_stays_light(module: str) -> None:
