@@ -89,7 +89,8 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, as JSON."""
         document = {"what": WHAT, "version": VERSION, **asdict(self)}
-        Path(path).write_text(json.dumps(document, indent=2, default=int) + "\n")
+        lines = [f"  {json.dumps(name)}: {json.dumps(value, default=int)}" for name, value in document.items()]
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -46,6 +47,7 @@ ALMOST = 1.05  # how far behind the best one may be on the way to the last rung,
 ROUNDS, MOST_ROUNDS = 3, 25  # on the second rung, and on the third at most
 RUN = 0.1  # seconds of a trial, where so many batches
 BATCHES = 3  # fit in
+MOST_LOSSES = 2  # of a backend, each of which may have taken seconds to be noticed
 CLOSING = 0.3  # seconds that are kept for the end
 HOPELESS = 0.02  # of the best rate: such candidates are not tried, whatever time is left
 
@@ -78,6 +80,7 @@ class Search:
         self._finals: list[dict[Trial, float]] = []  # the rates of each round of the last rung
         self._open: dict[Trial, int] = {}  # trials whose pools are in the lab, by number; the last used last
         self._count = 0
+        self._losses: Counter[str] = Counter()  # how often a backend has cost the lab its life
         self.cost: EnvCost | None = None
         self._notify: Notify = lambda text: None
 
@@ -147,7 +150,9 @@ class Search:
             trial = self._trials[one]
             # Who is the first may take the time of later rungs, too.
             room = until - time.monotonic() if self.tried else self._left
-            if trial.expected < HOPELESS * max((other.rate for other in self.tried), default=0.0):
+            if self._losses[one.backend] >= MOST_LOSSES:
+                trial.out("not tried", "others of its backend died or hung")
+            elif trial.expected < HOPELESS * max((other.rate for other in self.tried), default=0.0):
                 trial.out("not tried", "little was expected")
             elif self._seconds_for(trial) > room:
                 trial.out("not tried", "there was no time")
@@ -230,6 +235,7 @@ class Search:
             rate = self._ask(trial, "time", self._open[trial], 0.2 * RUN, self._run_seconds(trial))
         except LabLost as lost:
             self._open.clear()
+            self._losses[trial.candidate.backend] += 1
             trial.out("failed", str(lost))
             return None
         except _Failed as failed:
