@@ -247,7 +247,7 @@ class Search:
         return rate
 
     def _ask(self, trial: Trial, name: str, *arguments: Any) -> float:
-        patience = min(3.0 + 10.0 * self._seconds_for(trial), max(1.0, self._left + CLOSING))
+        patience = min(5.0 + 10.0 * self._seconds_for(trial), max(1.0, self._left + CLOSING))
         answer = self._lab.call(name, *arguments, timeout=patience)
         if isinstance(answer, str):
             raise _Failed(answer)
