@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from shoal.tools.contenders import BACKENDS
 from shoal.tools.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.tuning.search import Search
 
 BAD_USAGE = 2
 INTERRUPTED = 130
@@ -208,7 +211,6 @@ def _tune(options: argparse.Namespace) -> int:
         if path:
             report.check_file(path)
     _look_here(options.env)
-    interrupted = False
     try:
         search = Search(
             work.env_fn(options.env), options.num_envs, batch_size=options.batch_size, backends=options.backends,
@@ -216,14 +218,10 @@ def _tune(options: argparse.Namespace) -> int:
             seconds=options.seconds,
         )  # fmt: skip
         with bar(options.seconds) as notify:
-            search.run(notify)
-    except KeyboardInterrupt:
-        if not search.tried:
-            raise
-        interrupted = True
+            interrupted = _ran_until_interrupted(search, notify)
+        result = search.result()
     except (ShoalError, ValueError) as error:
         raise UsageError(str(error).strip().partition("\n")[0]) from error
-    result = search.result()
     if options.save:
         result.plan.save(options.save)
     if options.json == "-":
@@ -238,6 +236,17 @@ def _tune(options: argparse.Namespace) -> int:
     if interrupted:
         raise KeyboardInterrupt
     return 0
+
+
+def _ran_until_interrupted(search: Search, notify: Callable[[str], None]) -> bool:
+    """Search; after Ctrl-C, what was tried so far is the result."""
+    try:
+        search.run(notify)
+    except KeyboardInterrupt:
+        if not search.tried:
+            raise
+        return True
+    return False
 
 
 def _look_here(*names: str) -> None:

@@ -171,6 +171,8 @@ def all_candidates(cost: EnvCost, limits: Limits) -> list[Candidate]:
     for count in _sizes(limits):
         for batch in _batches(count, limits):
             for backend in limits.backends:
+                if backend == "serial" and batch < count and limits.batch_size is None:
+                    continue  # who steps all envs alone gains nothing by taking some first
                 for workers in _workers(backend, count, cost, limits):
                     found[Candidate(backend, workers, count, batch)] = None
     return list(found)
