@@ -88,6 +88,14 @@ class HangsInThreads(Small):
         return super().step(action)
 
 
+class LeavesThreads(Small):
+    """Leaves instead of being built in any thread but the main one."""
+
+    def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise SystemExit("not here")
+
+
 class Broken(Small):
     """Raises in its first step."""
 
@@ -137,7 +145,12 @@ def test_slow_envs_are_tried_as_far_as_time_allows() -> None:
 
 @pytest.mark.parametrize(
     ("env", "says"),
-    [(OnlyMainThread, "needs the main thread"), (DiesInThreads, "SIGKILL"), (HangsInThreads, "no answer within")],
+    [
+        (OnlyMainThread, "needs the main thread"),
+        (LeavesThreads, "not here"),
+        (DiesInThreads, "SIGKILL"),
+        (HangsInThreads, "no answer within"),
+    ],
 )
 def test_what_fails_in_one_backend_runs_in_another(env: Any, says: str) -> None:
     result = shoal.tune(env, 2, batch_size="all", backends=("serial", "threads"), seconds=6.0, progress=False)

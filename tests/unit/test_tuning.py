@@ -234,6 +234,26 @@ def test_a_limit_of_memory_keeps_candidates_from_being_started() -> None:
         search(lambda one: 1.0, max_memory=5 * MIB)
 
 
+def test_who_is_late_because_the_time_is_over_has_not_failed() -> None:
+    made = Search(lambda: gymnasium.make("CartPole-v1"), 8, backends=("serial", "hybrid"), batch_size="all")
+    finals = 0
+
+    def rate(one: Candidate) -> float:
+        nonlocal finals
+        finals += bool(made._finals)
+        if one.backend == "hybrid" and finals:
+            made._seconds = 0.0  # as if it had taken all the time that was left
+            raise LabLost("no answer within 1 s")
+        return 2000.0 if one.backend == "hybrid" else 1000.0
+
+    lab = KnownLab(COMPUTES, rate)
+    made._lab = lab  # type: ignore[assignment]
+    made.limits = replace(made.limits, cores=2)
+    made.run()
+    assert made.result().plan.backend == "hybrid"
+    assert {trial.state for trial in made.result().table if trial.rates} == {"ran"}
+
+
 def test_what_takes_too_long_is_only_predicted() -> None:
     result, lab = search(lambda one: 1.0, SLOW, 64, seconds=3.0)
     assert lab.runs == 0

@@ -20,7 +20,7 @@ from shoal import procs
 from shoal.adapters.gymnasium import EnvFn, as_env_fns, pickle_env_fns
 from shoal.checks import check_choice, number, positive_number, whole_number
 from shoal.cores import usable_cores
-from shoal.errors import BadEnv, StartError, StepTimeout
+from shoal.errors import BadEnv, EnvError, StartError, StepTimeout
 from shoal.tuning import BACKENDS
 from shoal.tuning.candidates import (
     CLOSE,
@@ -206,8 +206,9 @@ class Search:
                 return
             rates = {trial: self._run(trial) for trial in self._order.sample(playing, len(playing))}
             playing = [trial for trial in playing if trial.state == "ran"]
-            if keep is not None:
-                keep.append({trial: rate for trial, rate in rates.items() if rate is not None})
+            whole = {trial: rate for trial, rate in rates.items() if rate is not None and trial in playing}
+            if keep is not None and len(whole) == len(playing):
+                keep.append(whole)
 
     # ---- one trial -------------------------------------------------------------------------------------------
 
@@ -235,8 +236,7 @@ class Search:
             rate = self._ask(trial, "time", self._open[trial], 0.2 * RUN, self._run_seconds(trial))
         except LabLost as lost:
             self._open.clear()
-            self._losses[trial.candidate.backend] += 1
-            trial.out("failed", str(lost))
+            self._lose(trial, str(lost))
             return None
         except _Failed as failed:
             self._close(trial)
@@ -246,9 +246,20 @@ class Search:
         trial.ran(rate)
         return rate
 
+    def _lose(self, trial: Trial, why: str) -> None:
+        """Note that a trial has cost the lab its life, unless it has run before and the time is over."""
+        if self._left > 0 or trial.state != "ran":
+            self._losses[trial.candidate.backend] += 1
+            trial.out("failed", why)
+
     def _ask(self, trial: Trial, name: str, *arguments: Any) -> float:
-        patience = min(5.0 + 10.0 * self._seconds_for(trial), max(1.0, self._left + CLOSING))
-        answer = self._lab.call(name, *arguments, timeout=patience)
+        expected, left = self._seconds_for(trial), self._left
+        # Who hangs takes half of the time that is left, at most; who is slow may take what was expected twice.
+        patience = min(5.0 + 10.0 * expected, max(1.0, left / 2, min(2.0 * expected, left + 1.0)))
+        try:
+            answer = self._lab.call(name, *arguments, timeout=patience)
+        except EnvError as error:  # the lab itself was left by what is no Exception, such as sys.exit
+            raise _Failed(str(error)) from error
         if isinstance(answer, str):
             raise _Failed(answer)
         return float(answer)
