@@ -197,14 +197,14 @@ def _batches(count: int, limits: Limits) -> list[int]:
 
 
 def _workers(backend: str, count: int, cost: EnvCost, limits: Limits) -> list[int]:
-    """Numbers of workers: those that the cores suggest, and up to one for each env where envs wait."""
+    """Numbers of workers: a few times the cores, and up to one for each env where envs wait."""
     if backend == "serial":
         return [1]
     cores = limits.cores
-    # Fewer leave a core to the caller; twice as many even out what envs differ by.
-    numbers = {cores, max(1, cores - 1), max(1, cores // 2), 2 * cores}
+    # Fewer leave a core to the caller. More even out what envs differ by, and get more of a machine that is shared.
+    numbers = {cores, max(1, cores - 1), max(1, cores // 2), 2 * cores, 4 * cores, 8 * cores}
     if cost.measured.waiting > WAITS:
-        numbers |= {cores << k for k in range(2, 12)} | {count}
+        numbers |= {cores << k for k in range(4, 12)} | {count}
     most = MOST_THREADS if backend == "threads" else MOST_PROCESSES
     least = 2 if backend == "hybrid" else 1
     return sorted({min(number, count) for number in numbers if least <= min(number, count) <= most})
