@@ -84,6 +84,7 @@ types: $(VENV)/.ready
 bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/throughput.py
 	$(BENCH_VENV)/bin/python benchmarks/auto.py
+	$(BENCH_VENV)/bin/python benchmarks/tune.py
 	$(BENCH_VENV)/bin/python benchmarks/latency_sleep.py
 	$(BENCH_VENV)/bin/python benchmarks/startup.py
 	$(BENCH_VENV)/bin/python benchmarks/supervision.py

@@ -113,6 +113,12 @@ class Busy500us(gymnasium.Env[np.ndarray, np.int64]):
         return self.state, value, False, self.steps >= self.episode, {}
 
 
+class Busy1ms(Busy500us):
+    """The same for a millisecond."""
+
+    cpu = 1e-3
+
+
 class LogNormalSleep(gymnasium.Env[np.ndarray, np.int64]):
     """A step waits for a log-normal time of mean 1 ms: a simulator or a game server elsewhere."""
 
@@ -134,6 +140,12 @@ class LogNormalSleep(gymnasium.Env[np.ndarray, np.int64]):
         time.sleep(pause)
         self.steps += 1
         return np.full(4, pause, np.float32), 1.0, False, self.steps >= self.episode, {}
+
+
+class Sleep1ms(LogNormalSleep):
+    """A step waits for a millisecond, always."""
+
+    sigma = 0.0
 
 
 # name on the command line -> what `shoal.tools.work.env_fn` takes

@@ -12,9 +12,11 @@ from shoal.plan import Plan
 from shoal.pool import Pool
 from shoal.snapshot import Snapshot
 from shoal.stats import PoolStats, WorkerInfo
+from shoal.tuning import tune
 
 __all__ = [
-    "Batch", "Plan", "Pool", "PoolStats", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "uninstall",
+    "Batch", "Plan", "Pool", "PoolStats", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "tune",
+    "uninstall",
     *errors.__all__,
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -18,7 +18,8 @@ __all__ = ["MEASURING", "Measurement", "time_steps"]
 MEASURING = "SHOAL_MEASURING"  # set in the environment of a process whose env is only measured: it leaves no traces
 
 SECONDS = 0.15  # how long the env is stepped
-FEWEST, MOST = 3, 4000  # steps, whatever their time
+FEWEST, MOST = 3, 4000  # steps, whatever their time,
+SLOW = 0.5  # unless one takes more seconds than this: then one will do
 KEPT = 512  # samples that are kept
 BLOCKS = 0.1  # an env that waits gives up its core at least so often a step
 
@@ -52,13 +53,15 @@ def time_steps(env: Any) -> Measurement:
     if is_group(env):
         env = _AsOne(env)
     actions = [env.action_space.sample() for _ in range(16)]
-    env.reset()
-    _, _, terminated, truncated, _ = env.step(actions[0])  # the first one loads and compiles things
     wall: list[float] = []
     cpu: list[float] = []
     clock, cpu_clock = time.perf_counter, time.process_time
+    env.reset()
+    began = clock()
+    _, _, terminated, truncated, _ = env.step(actions[0])  # the first one loads and compiles things
+    fewest = FEWEST if clock() - began < SLOW else 1
     switches, end, done = _times_blocked(), clock() + SECONDS, terminated or truncated
-    while len(wall) < FEWEST or (len(wall) < MOST and clock() < end):
+    while len(wall) < fewest or (len(wall) < MOST and clock() < end):
         began, cpu_began = clock(), cpu_clock()
         if done:
             env.reset()

@@ -7,20 +7,28 @@ benchmarks/auto.py's predecessors on two cores; only their order of magnitude ma
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.processes import ProcessWorker
+from shoal.checks import check_choice, number, whole_number
 from shoal.cores import usable_cores
+from shoal.crew import BACKENDS
 from shoal.deadline import Deadline
 from shoal.errors import BadEnv
 from shoal.measurement import MEASURING, Measurement
 from shoal.rows import BATCHED
 
-__all__ = ["Plan", "make_plan", "predict", "spin_times"]
+__all__ = ["Plan", "given_plan", "make_plan", "predict", "spin_times"]
+
+WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
 
 CALLER = 4e-6  # the caller's own work per batch
 LANE = 0.3e-6  # per env and batch, on any backend
@@ -34,16 +42,133 @@ MARGIN = 0.97  # a more complicated choice must be predicted to take less than t
 
 @dataclass(frozen=True)
 class Plan:
-    """What was chosen and why."""
+    """How envs are run, and why so. `shoal.make` and `shoal.Pool` take one, or the file of one, as `plan`.
+
+    Attributes:
+        num_workers: at most; a pool of fewer envs has fewer.
+        reason: in words.
+        measured: what a step of the env cost, where that was measured.
+        num_envs: what the plan is for; None for any number.
+        batch_size: how many envs `recv` waits for; None for all.
+        spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None for the usual.
+    """
 
     backend: str
     num_workers: int
-    reason: str
+    reason: str = "as asked for"
     measured: Measurement | None = None
+    num_envs: int | None = None
+    batch_size: int | None = None
+    spin: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, BACKENDS)
+        alone = self.backend == "serial" or self.backend in BATCHED
+        whole_number(f"num_workers of {self.backend!r}", self.num_workers, 1, 1 if alone else 2**20)
+        if self.num_envs is not None:
+            whole_number("num_envs", self.num_envs, 1, 2**40)
+        if self.batch_size is not None:
+            whole_number("batch_size", self.batch_size, 1, self.num_envs or 2**40)
+        if self.spin is not None:
+            if not isinstance(self.spin, tuple) or len(self.spin) != 2:
+                raise ValueError(f"spin: expected (ns of the pool, ns of a worker) or None, found {self.spin!r}")
+            for name, value in zip(("spin of the pool", "spin of a worker"), self.spin, strict=True):
+                whole_number(name, value, 0, 10**10)
 
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker" + ("s" if self.num_workers != 1 else "")
-        return f"{self.backend} with {workers}: {self.reason}"
+        return f"{self.backend} with {workers}{self._envs()}: {self.reason}"
+
+    def _envs(self) -> str:
+        """What it says of envs and batches, in words."""
+        words = "" if self.num_envs is None else f" for {self.num_envs} envs"
+        if self.batch_size not in (None, self.num_envs):
+            words += f" in batches of {self.batch_size}"
+        return words
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, as JSON."""
+        document = {"what": WHAT, "version": VERSION, **asdict(self)}
+        lines = [f"  {json.dumps(name)}: {json.dumps(value, default=int)}" for name, value in document.items()]
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read what `save` has written.
+
+        Raises:
+            ValueError: it is no plan, or one that cannot be.
+            OSError: it cannot be read.
+        """
+        try:
+            return cls._from_document(json.loads(Path(path).read_text()))
+        except ValueError as error:  # what is no JSON, or no text, is one too
+            raise ValueError(f"{str(path)!r} is not a plan that can be used: {error}") from error
+
+    @classmethod
+    def _from_document(cls, document: Any) -> Plan:
+        if not isinstance(document, dict) or document.get("what") != WHAT:
+            raise ValueError(f'expected a JSON object with "what": "{WHAT}", as Plan.save writes it')
+        fields = {name: value for name, value in document.items() if name not in ("what", "version")}
+        if document.get("version") != VERSION:
+            raise ValueError(f"expected version {VERSION}, found {document.get('version')!r}")
+        unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
+        missing = sorted({"backend", "num_workers"} - set(fields))
+        if unknown or missing:
+            raise ValueError(f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}")
+        if not isinstance(fields.setdefault("reason", ""), str):
+            raise ValueError(f"reason: expected a text, found {fields['reason']!r}")
+        if isinstance(fields.get("spin"), list):
+            fields["spin"] = tuple(fields["spin"])
+        if fields.get("measured") is not None:
+            fields["measured"] = _measurement(fields["measured"])
+        return cls(**fields)
+
+
+def _measurement(document: Any) -> Measurement:
+    if not isinstance(document, dict) or set(document) != {"wall", "cpu"} or not isinstance(document["wall"], list):
+        raise ValueError('measured: expected {"wall": [seconds, ...], "cpu": seconds}')
+    if not document["wall"]:
+        raise ValueError("measured.wall: expected at least one step")
+    wall = tuple(number("measured.wall", one, 0, 1e9) for one in document["wall"])
+    return Measurement(wall, number("measured.cpu", document["cpu"], 0, 1e9))
+
+
+def given_plan(
+    plan: Plan | str | os.PathLike[str],
+    backend: str,
+    num_workers: int | None,
+    batch_size: int | None,
+    isolate: bool,
+) -> Plan:
+    """The plan that a caller gives, or the file of one, with what the caller says beside it.
+
+    Raises:
+        ValueError: the two contradict each other.
+    """
+    if isinstance(plan, str | os.PathLike):
+        plan = Plan.load(plan)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a shoal.Plan or the file of one, found {plan!r}")
+    beside = {"backend": None if backend == "auto" else backend, "num_workers": num_workers, "batch_size": batch_size}
+    for name, value in beside.items():
+        planned = getattr(plan, name)
+        if name == "batch_size" and planned is None:
+            planned = plan.num_envs  # None where the plan does not say
+        if value is not None and planned is not None and value != planned:
+            raise contradiction(name, value, planned)
+    if isolate and plan.backend != "processes":
+        raise ValueError(
+            f'isolate=True keeps envs out of this process: the plan with backend="{plan.backend}" does not'
+        )
+    return plan if batch_size is None else replace(plan, batch_size=batch_size)
+
+
+def contradiction(name: str, value: Any, planned: Any) -> ValueError:
+    """What is raised for an option that is not what the plan says."""
+    return ValueError(
+        f"{name}: {value!r} was asked for, and the plan says {planned!r}: leave {name} out, or tune again"
+    )
 
 
 def make_plan(
@@ -70,9 +195,9 @@ def make_plan(
         if isolate and backend != "processes":
             raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
         if backend == "serial" or backend in BATCHED:
-            return Plan(backend, 1, "as asked for")
+            return Plan(backend, 1)
         default = min(count, MOST_THREADS) if backend == "threads" else cores
-        return Plan(backend, min(int(num_workers or default), count), "as asked for")
+        return Plan(backend, min(int(num_workers or default), count))
     try:
         measured = _measure(env_fns[0], start_method, deadline)
     except BadEnv as error:
@@ -170,6 +295,8 @@ def spin_times(plan: Plan) -> tuple[int, int]:
     where workers far outnumber the cores nobody spins, and under "processes" the caller does not where each core has a
     worker.
     """
+    if plan.spin is not None:
+        return plan.spin
     cores = usable_cores()
     if plan.backend == "threads" or plan.num_workers > 2 * cores:
         return 0, 0

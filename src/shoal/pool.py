@@ -8,7 +8,7 @@ import inspect
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
@@ -39,7 +39,7 @@ from shoal.frames import Frames, Ready, frames_to_lend
 from shoal.groups import Groups, choose_mode
 from shoal.healing import HealthPolicy
 from shoal.messages import StepperConfig
-from shoal.plan import Plan, make_plan, spin_times
+from shoal.plan import Plan, contradiction, given_plan, make_plan, spin_times
 from shoal.remote import PackedError
 from shoal.rows import BATCHED, batched_env_fn
 from shoal.scheduler import Scheduler
@@ -97,6 +97,8 @@ class Pool:
             process, which has threads by then.
         start_timeout: seconds until the envs must be built.
         env_kwargs: keyword arguments for the env's constructor.
+        plan: a `shoal.Plan`, as `shoal.tune` finds it, or the file of one: backend, workers and, where it says so, the
+            number of envs and the batch size. Options beside it must not contradict it.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class Pool:
         start_method: str | None = None,
         start_timeout: float | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
+        plan: Plan | str | os.PathLike[str] | None = None,
     ):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         check_choice("backend", backend, ("auto", *BACKENDS))
@@ -134,11 +137,18 @@ class Pool:
         check_choice("check_actions", check_actions, ("all", "discrete"))
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
+        if plan is not None:
+            plan = given_plan(plan, backend, num_workers, batch_size, isolate)
+            backend, batch_size, batch_envs = plan.backend, None, plan.batch_size  # type: ignore[assignment]
+            if num_envs is None and (isinstance(env, str) or not isinstance(env, Sequence)):
+                num_envs = plan.num_envs
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
             env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)]
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
+        if plan is not None and plan.num_envs not in (None, len(env_fns)):
+            raise contradiction("num_envs", len(env_fns), plan.num_envs)
         self.order, self.copy = order, bool(copy)
         self._check_boxes, self._check_nan = check_actions == "all", bool(check_nan)
         self.on_error = on_error
@@ -159,9 +169,10 @@ class Pool:
             expected = whole_number("batch_envs", batch_envs, 1, len(env_fns))
         elif isinstance(batch_size, int):
             expected = max(1, batch_size)  # it is checked when the number of lanes is known
-        self.plan: Plan = make_plan(
-            env_fns, backend, num_workers, min(expected, len(env_fns)), isolate, self._start_method, deadline
-        )
+        if plan is None:
+            batch = min(expected, len(env_fns))
+            plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
+        self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, len(env_fns)))
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
         try:
             self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)

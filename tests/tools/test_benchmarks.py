@@ -14,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters", "puffer")
+SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters", "puffer", "tune")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_scripts_explain_themselves(script: str) -> None:
     assert "--rounds" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["Image84", "Frames84", "Busy500us", "LogNormalSleep"])
+@pytest.mark.parametrize("name", ["Image84", "Frames84", "Busy500us", "LogNormalSleep", "Busy1ms", "Sleep1ms"])
 @pytest.mark.filterwarnings("ignore")
 def test_envs_keep_gymnasiums_contract(name: str, module: Any) -> None:
     kind = getattr(module("envs"), name)
@@ -66,6 +66,17 @@ def test_ceiling_of_batches_out_of_sleepers(module: Any) -> None:
     ceiling = module("latency_sleep").ceiling
     assert ceiling(16, 1, batches=4000) == pytest.approx(1.0, abs=0.1)
     assert ceiling(16, 16, batches=1000) < ceiling(16, 8, batches=2000) < ceiling(16, 4, batches=4000)
+
+
+def test_the_grid_of_plans_is_full(module: Any) -> None:
+    cells = module("tune").grid([8], 2)
+    assert len(cells) == len(set(cells))
+    assert {(one.backend, one.num_workers) for one in cells if one.backend == "hybrid"} == {
+        ("hybrid", 2), ("hybrid", 4), ("hybrid", 8)
+    }  # fmt: skip
+    assert {one.batch_size for one in cells if one.backend == "threads"} == {None, 4, 2}
+    assert {one.spin for one in cells if one.backend == "processes"} == {None, (0, 0), (2_000_000, 2_000_000)}
+    assert {one.num_workers for one in module("tune").grid([7], 3) if one.backend == "processes"} == {1, 2, 3, 4, 7}
 
 
 def test_a_tiny_run_writes_json_markdown_and_plot(tmp_path: Path) -> None:

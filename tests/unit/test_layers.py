@@ -35,7 +35,7 @@ LAYERS = (
     ("pool",),
     ("wrappers",),
     ("dialects", "graph"),
-    ("make",),
+    ("make", "tuning"),
     ("__init__",),
     ("tools",),
 )
@@ -44,7 +44,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "tuning"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -155,3 +158,104 @@ def test_an_env_whose_first_step_is_its_last_can_be_measured() -> None:
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="isolate"):
         shoal.Pool(Napping, 2, backend="hybrid", isolate=True)
+
+
+# ---- plans that users keep -----------------------------------------------------------------------------------
+
+TUNED = Plan("processes", 3, "tuned", Measurement((1e-6, 2.5e-6), 1.5e-6), 7, 5, (0, 300_000))
+
+
+@pytest.mark.parametrize("plan", [TUNED, Plan("serial", 1), Plan("threads", 2, num_envs=2)], ids=str)
+def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["backend"] == plan.backend
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"backend": "magic"}, "backend: expected one of"),
+        ({"backend": "auto"}, "backend: expected one of"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": "two"}, "num_workers"),
+        ({"backend": "serial"}, "num_workers of 'serial'"),
+        ({"num_envs": 2.5}, "num_envs"),
+        ({"batch_size": 8}, "batch_size: expected a whole number from 1 to 7, found 8"),
+        ({"spin": [1]}, "spin"),
+        ({"spin": [-1, 0]}, "spin of the pool"),
+        ({"spin": 5}, "spin"),
+        ({"reason": 5}, "reason"),
+        ({"measured": {"wall": [], "cpu": 1.0}}, "measured.wall"),
+        ({"measured": {"wall": [1.0]}}, "measured"),
+        ({"measured": {"wall": ["a"], "cpu": 1.0}}, "measured.wall"),
+        ({"version": 99}, "version 1, found 99"),
+        ({"what": "shoal snapshot"}, "shoal plan"),
+        ({"colour": "blue"}, "unknown: colour"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_file_that_is_no_plan_says_what_is_wrong(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    TUNED.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"plan\.json.* is not a plan") as caught:
+        Plan.load(path)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "no json", '{"what": "shoal plan", "version": 1, "backend": "serial"}'])
+def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a plan"):
+        shoal.Pool(Napping, 2, plan=tmp_path / "plan.json")
+
+
+def test_a_plan_is_applied(tmp_path: Path) -> None:
+    TUNED.save(tmp_path / "plan.json")
+    for plan in (TUNED, str(tmp_path / "plan.json")):
+        with shoal.Pool(Napping, plan=plan) as pool:
+            assert (pool.num_envs, pool.batch_size, len(pool.workers)) == (7, 5, 3)
+            assert pool.plan == TUNED
+            pool.async_reset(seed=0)
+            assert len(pool.recv().env_id) == 5
+    with shoal.make(Napping, plan=Plan("hybrid", 2, num_envs=3)) as envs:
+        assert envs.num_envs == 3
+        assert envs.reset(seed=0)[0].shape == (3, 2)
+
+
+def test_a_plan_for_any_number_of_envs_has_no_more_workers_than_these() -> None:
+    with shoal.Pool(Napping, 2, plan=Plan("processes", 5), batch_size=1) as pool:
+        assert (pool.num_envs, pool.batch_size, pool.plan.num_workers) == (2, 1, 2)
+    with shoal.Pool([Napping] * 3, plan=Plan("threads", 2, num_envs=3), num_workers=2, backend="threads") as pool:
+        assert len(pool.workers) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_envs": 8}, "num_envs: 8 was asked for, and the plan says 7"),
+        ({"backend": "threads"}, "backend: 'threads' was asked for, and the plan says 'processes'"),
+        ({"num_workers": 2}, "num_workers: 2"),
+        ({"batch_size": 7}, "batch_size: 7"),
+    ],
+)
+def test_options_beside_a_plan_must_not_contradict_it(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        shoal.Pool(Napping, plan=TUNED, **options)
+    assert says in str(caught.value)
+
+
+def test_what_a_plan_does_not_allow_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_envs: 2 was asked for"):
+        shoal.Pool([Napping] * 2, plan=TUNED)
+    with pytest.raises(ValueError, match="isolate"):
+        shoal.Pool(Napping, plan=replace(TUNED, backend="hybrid"), isolate=True)
+    with pytest.raises(ValueError, match="step_timeout"):
+        shoal.Pool(Napping, plan=replace(TUNED, backend="hybrid"), step_timeout=1.0)
+    with pytest.raises(ValueError, match="batch_size"):
+        shoal.Pool(Napping, plan=Plan("threads", 2, num_envs=4), batch_size=2)
+    with pytest.raises(ValueError, match="Pool"):
+        shoal.make(Napping, plan=TUNED)
+    with pytest.raises(TypeError, match="plan"):
+        shoal.Pool(Napping, plan=7)  # type: ignore[arg-type]

@@ -63,7 +63,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if self.pool.batch_size != self.pool.num_envs:
             self.pool.close()
             raise ValueError(
-                "a Gymnasium vector env returns all envs at every step: for batch_size below num_envs use shoal.Pool"
+                "a Gymnasium vector env returns all envs at every step: for batch_size below num_envs use shoal.Pool, "
+                'or shoal.tune(..., batch_size="all") for a plan without it'
             )
         specs = self.pool.specs
         self.num_envs = self.pool.num_envs

@@ -9,13 +9,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from shoal.tools.contenders import BACKENDS
 from shoal.tools.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.tuning.search import Search
 
 BAD_USAGE = 2
 INTERRUPTED = 130
@@ -235,6 +238,74 @@ def _top(options: argparse.Namespace) -> int:
     return top.top(options.pid, options.interval, options.once, options.json, Console())
 
 
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("env", metavar="ENV", help="a Gymnasium id, or module:callable that returns an env")
+    add("-n", "--num-envs", type=_count, metavar="N", help="how many (default: found out)")
+    add("--batch-size", type=_batch_size, metavar="N", help="batches of the first N ready; all for full batches, "
+        "which shoal.make needs (default: found out)")  # fmt: skip
+    add("--backends", nargs="+", choices=BACKENDS[:-1], default=list(BACKENDS[:-1]), metavar="NAME",
+        help=f"those to choose from: {', '.join(BACKENDS[:-1])} (default: all)")  # fmt: skip
+    add("--policy-ms", type=_milliseconds, default=0.0, metavar="X", help="what your policy takes for a batch")
+    add("--max-memory", type=_bytes, metavar="SIZE", help="for envs and processes together: 500M, 4G")
+    add("--isolate", action="store_true", help="envs must not run in the caller's process")
+    add("--seconds", type=_seconds, default=20.0, metavar="S", help="how long it may take (default: 20)")
+    add("--save", type=Path, metavar="PLAN.json", help="save the plan")
+    add("--json", nargs="?", const="-", metavar="FILE", help="write JSON, to stdout without FILE")
+    add("--plot", type=Path, metavar="FILE.png", help="save the map as a picture")
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from shoal.errors import ShoalError
+    from shoal.tools import report, tune, work
+    from shoal.tuning.progress import bar
+    from shoal.tuning.search import Search
+
+    json_file = Path(options.json) if options.json and options.json != "-" else None
+    if options.plot:
+        report.check_plot(options.plot)
+    for path in (json_file, options.save):
+        if path:
+            report.check_file(path)
+    _look_here(options.env)
+    try:
+        search = Search(
+            work.env_fn(options.env), options.num_envs, batch_size=options.batch_size, backends=options.backends,
+            policy_latency=options.policy_ms / 1000, max_memory=options.max_memory, isolate=options.isolate,
+            seconds=options.seconds,
+        )  # fmt: skip
+        with bar(options.seconds) as notify:
+            interrupted = _ran_until_interrupted(search, notify)
+        result = search.result()
+    except (ShoalError, ValueError) as error:
+        raise UsageError(str(error).strip().partition("\n")[0]) from error
+    if options.save:
+        result.plan.save(options.save)
+    if options.json == "-":
+        print(tune.as_json(result, options.env), end="")
+    else:
+        tune.show(result, options.env, options.save, Console())
+    if json_file:
+        json_file.write_text(tune.as_json(result, options.env))
+    if options.plot:
+        result.plot(options.plot)
+        print(f"map saved to {options.plot}", file=sys.stderr)
+    if interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+def _ran_until_interrupted(search: Search, notify: Callable[[str], None]) -> bool:
+    """Search; after Ctrl-C, what was tried so far is the result."""
+    try:
+        search.run(notify)
+    except KeyboardInterrupt:
+        if not search.tried:
+            raise
+        return True
+    return False
+
+
 def _look_here(*names: str) -> None:
     """An installed command does not look for modules where it is called; its user expects it."""
     if any(":" in name for name in names) and os.getcwd() not in sys.path:
@@ -283,9 +354,25 @@ def _milliseconds(text: str) -> float:
     return milliseconds
 
 
+def _batch_size(text: str) -> int | str:
+    return text if text == "all" else _count(text)
+
+
+def _bytes(text: str) -> int:
+    unit = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}.get(text[-1:].upper())
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = -1.0
+    if not 1 <= found < 2**60:
+        raise argparse.ArgumentTypeError(f"must be a size such as 500M or 4G, not {text!r}")
+    return int(found)
+
+
 COMMANDS = {
     "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
     "profile": Command("say where the time of a pool goes, and what would help", _profile_arguments, _profile),
+    "tune": Command("find the plan by which an env runs fastest here", _tune_arguments, _tune),
     "record": Command("make a video of a batch of envs, side by side", _record_arguments, _record),
     "top": Command("show what the pools that are running now are doing", _top_arguments, _top),
     "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),

@@ -11,9 +11,10 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+from shoal.plan import Plan
 from shoal.tools.errors import Skip
 from shoal.tools.work import Work
 
@@ -290,6 +291,31 @@ class ShoalAsync(Runner):
     def close(self) -> None:
         """Close the pool."""
         self.pool.close()
+
+
+class ShoalPlanned(Runner):
+    """Shoal's pool by a plan, whose number of envs counts rather than the work's."""
+
+    def __init__(self, work: Work, plan: Plan) -> None:
+        work = replace(work, num_envs=plan.num_envs or work.num_envs)
+        super().__init__(work)
+        self.inner: ShoalPool | ShoalAsync
+        if plan.batch_size in (None, work.num_envs):
+            self.inner = ShoalPool(work, plan.backend, plan=plan)
+        else:
+            self.inner = ShoalAsync(work, plan.backend, plan.batch_size, plan=plan)
+
+    def reset(self) -> None:
+        """Reset all envs."""
+        self.inner.reset()
+
+    def run(self, seconds: float) -> Tally:
+        """Step for about so long."""
+        return self.inner.run(seconds)
+
+    def close(self) -> None:
+        """Close the pool."""
+        self.inner.close()
 
 
 class Role(enum.Enum):

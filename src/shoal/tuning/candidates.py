@@ -1,0 +1,248 @@
+"""What can be tried: ways to run an env within the user's limits, and what is expected of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from shoal.measurement import Measurement
+from shoal.plan import MOST_PROCESSES, MOST_THREADS, Plan, predict
+
+__all__ = [
+    "Candidate",
+    "EnvCost",
+    "Limits",
+    "all_candidates",
+    "in_order",
+    "neighbours",
+    "size",
+    "spin_variants",
+    "steps_in_words",
+]
+
+MOST_ENVS = 1024  # that are tried where the user leaves their number open
+WAITS = 0.2  # the part of a step from which on more workers than cores may pay
+PROCESS_START = 0.01  # seconds of a core for each worker process
+SPINS = ((0, 0), (2_000_000, 2_000_000))  # never, and long enough for a policy of 2 ms
+SIMPLEST = ("serial", "hybrid", "threads", "processes")
+CLOSE = 1.02  # rates within this factor are taken for equal
+
+
+@dataclass(frozen=True)
+class EnvCost:
+    """What an env costs.
+
+    Attributes:
+        measured: its steps.
+        build: seconds for its constructor and first reset, the second time that this is done in a process.
+        first_build: the same for the first time, with all that is imported and loaded for it.
+        process_memory: bytes of a worker process, with all that the first env brings along.
+        env_memory: bytes of each env beyond that.
+    """
+
+    measured: Measurement
+    build: float
+    first_build: float
+    process_memory: int
+    env_memory: int
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of a step, as a fraction of the mean."""
+        return float(np.std(self.measured.wall)) / max(self.measured.mean, 1e-12)
+
+    def __str__(self) -> str:
+        return (
+            f"{steps_in_words(self)}; "
+            f"an env takes {duration(self.build)} to build and reset ({duration(self.first_build)} the first time in "
+            f"a process) and {size(self.env_memory)} of memory, a process {size(self.process_memory)}"
+        )
+
+
+def steps_in_words(cost: EnvCost) -> str:
+    """What a step takes."""
+    measured = cost.measured
+    return f"a step takes {duration(measured.mean)} (+- {cost.spread:.0%}), {measured.waiting:.0%} of it waiting"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count} bytes"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the user allows, checked."""
+
+    num_envs: int | None
+    batch_size: int | Literal["all"] | None
+    backends: tuple[str, ...]
+    policy_latency: float
+    max_memory: int | None
+    cores: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the env."""
+
+    backend: str
+    num_workers: int
+    num_envs: int
+    batch_size: int
+    spin: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        words = self.backend if self.backend == "serial" else f"{self.backend} x{self.num_workers}"
+        words += f", {self.num_envs} envs" if self.num_envs > 1 else ", 1 env"
+        words += f", batches of {self.batch_size}" if self.partial else ""
+        return words + (f", {self.spinning}" if self.spin else "")
+
+    @property
+    def partial(self) -> bool:
+        """Whether a batch is less than all envs."""
+        return self.batch_size < self.num_envs
+
+    @property
+    def spinning(self) -> str:
+        """In words; "" for the usual."""
+        if self.spin is None:
+            return ""
+        return f"spins {max(self.spin) / 1e6:g} ms" if max(self.spin) else "never spins"
+
+    @property
+    def simplicity(self) -> tuple[object, ...]:
+        """Sorts the simpler before the more complicated."""
+        return (
+            self.num_envs, self.partial, SIMPLEST.index(self.backend), self.spin is not None, self.num_workers,
+        )  # fmt: skip
+
+    @property
+    def processes(self) -> int:
+        """How many processes have envs."""
+        return self.num_workers if self.backend in ("processes", "hybrid") else 1
+
+    def plan(self, reason: str = "tried", measured: Measurement | None = None) -> Plan:
+        """As a plan."""
+        batch = self.batch_size if self.partial else None
+        return Plan(self.backend, self.num_workers, reason, measured, self.num_envs, batch, self.spin)
+
+    def memory(self, cost: EnvCost) -> int:
+        """Bytes that it will take."""
+        return self.processes * cost.process_memory + max(0, self.num_envs - self.processes) * cost.env_memory
+
+    def batch_seconds(self, cost: EnvCost, limits: Limits) -> float:
+        """How long a batch is expected to take, with the caller's policy."""
+        seconds = predict(cost.measured, self.backend, self.num_workers, self.num_envs, self.batch_size, limits.cores)
+        if self.partial and self.backend in ("threads", "processes"):
+            return max(seconds, limits.policy_latency)  # the envs go on meanwhile
+        return seconds + limits.policy_latency
+
+    def rate(self, cost: EnvCost, limits: Limits) -> float:
+        """Expected steps per second."""
+        return self.batch_size / self.batch_seconds(cost, limits)
+
+    def start_seconds(self, cost: EnvCost, limits: Limits) -> float:
+        """How long its start is expected to take."""
+        own = cost.first_build + (-(-self.num_envs // self.processes) - 1) * cost.build
+        return own * max(1.0, self.processes / limits.cores) + self.processes * PROCESS_START
+
+
+def all_candidates(cost: EnvCost, limits: Limits) -> list[Candidate]:
+    """Everything that the limits on numbers allow, in no order."""
+    found: dict[Candidate, None] = {}
+    for count in _sizes(limits):
+        for batch in _batches(count, limits):
+            for backend in limits.backends:
+                if backend == "serial" and batch < count and limits.batch_size is None:
+                    continue  # who steps all envs alone gains nothing by taking some first
+                for workers in _workers(backend, count, cost, limits):
+                    found[Candidate(backend, workers, count, batch)] = None
+    return list(found)
+
+
+def _sizes(limits: Limits) -> list[int]:
+    """Numbers of envs."""
+    if limits.num_envs is not None:
+        return [limits.num_envs]
+    if isinstance(limits.batch_size, int):
+        return [limits.batch_size * part for part in (1, 2, 4)]
+    doubled = itertools.takewhile(lambda n: n <= MOST_ENVS, (limits.cores << k for k in itertools.count()))
+    return list(doubled) or [limits.cores]
+
+
+def _batches(count: int, limits: Limits) -> list[int]:
+    if isinstance(limits.batch_size, int):
+        return [limits.batch_size]
+    if limits.batch_size == "all":
+        return [count]
+    return [count // part for part in (1, 2, 4) if count >= part]
+
+
+def _workers(backend: str, count: int, cost: EnvCost, limits: Limits) -> list[int]:
+    """Numbers of workers: a few times the cores, and up to one for each env where envs wait."""
+    if backend == "serial":
+        return [1]
+    cores = limits.cores
+    # Fewer leave a core to the caller. More even out what envs differ by, and get more of a machine that is shared.
+    numbers = {cores, max(1, cores - 1), max(1, cores // 2), 2 * cores, 4 * cores, 8 * cores}
+    if cost.measured.waiting > WAITS:
+        numbers |= {cores << k for k in range(4, 12)} | {count}
+    most = MOST_THREADS if backend == "threads" else MOST_PROCESSES
+    least = 2 if backend == "hybrid" else 1
+    return sorted({min(number, count) for number in numbers if least <= min(number, count) <= most})
+
+
+def in_order(candidates: Sequence[Candidate], rate: Callable[[Candidate], float]) -> list[Candidate]:
+    """The most promising first, but taking turns between kinds, because expectations of a kind may be wrong as a whole.
+
+    Those from which about the same is expected come by their simplicity.
+    """
+    kinds: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
+    for one in candidates:
+        kinds[one.backend, round(one.num_envs / one.batch_size)].append(one)
+
+    def key(one: Candidate) -> tuple[float, tuple[object, ...]]:
+        return -round(math.log(rate(one), CLOSE)), one.simplicity
+
+    queues = sorted((sorted(kind, key=key) for kind in kinds.values()), key=lambda kind: key(kind[0]))
+    turns = itertools.zip_longest(*queues)
+    return [one for turn in turns for one in turn if one is not None]
+
+
+def neighbours(one: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Those that differ from it in one number by the next step up or down."""
+    alike = [other for other in known if other.backend == one.backend and other.spin == one.spin]
+    for name in ("num_envs", "num_workers", "batch_size"):
+        mine = getattr(one, name)
+        values = sorted({getattr(other, name) for other in alike})
+        place = values.index(mine)
+        for value in values[max(0, place - 1) : place] + values[place + 1 : place + 2]:
+            wanted = replace(one, **{name: value})
+            if name == "num_envs" and one.num_envs % one.batch_size == 0:
+                wanted = replace(wanted, batch_size=max(1, value * one.batch_size // one.num_envs))
+            if wanted in alike:
+                yield wanted
+
+
+def spin_variants(one: Candidate) -> Iterator[Candidate]:
+    """The same with other times of spinning. Threads never spin: they would do it under the GIL's eyes."""
+    if one.backend in ("processes", "hybrid") and one.spin is None:
+        yield from (replace(one, spin=spin) for spin in SPINS)

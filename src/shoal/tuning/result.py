@@ -1,0 +1,231 @@
+"""What a search has found: the plan, the table of all trials, and the map of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shoal.plan import Plan
+from shoal.tuning.candidates import SIMPLEST, Candidate, EnvCost, Limits
+
+__all__ = ["HeatMap", "Trial", "TuneResult"]
+
+STATES = ("ran", "failed", "too large", "not tried", "waiting")
+COLOURS = (
+    (0.98, "#1a9850"),
+    (0.9, "#66bd63"),
+    (0.75, "#a6d96a"),
+    (0.5, "#fee08b"),
+    (0.25, "#fdae61"),
+    (0.0, "#d73027"),
+)
+SIGNS = {"failed": "x", "too large": "!", "not tried": "."}
+
+
+@dataclass(eq=False)
+class Trial:
+    """One candidate and what became of it.
+
+    Attributes:
+        expected: steps per second, before anything was run.
+        rates: steps per second of each run.
+        start: seconds until its envs were built and reset.
+        state: "ran", "failed", "too large" (for max_memory), "not tried", or "waiting" (the search was interrupted).
+        note: why it failed or was not tried.
+    """
+
+    candidate: Candidate
+    expected: float
+    rates: list[float] = field(default_factory=list)
+    start: float | None = None
+    state: str = "waiting"
+    note: str = ""
+
+    @property
+    def rate(self) -> float:
+        """The median of its runs, 0 for none."""
+        return statistics.median(self.rates) if self.rates else 0.0
+
+    @property
+    def low(self) -> float:
+        """The lower quartile of its runs."""
+        return self._quartile(0)
+
+    @property
+    def high(self) -> float:
+        """The upper quartile of its runs."""
+        return self._quartile(2)
+
+    def _quartile(self, which: int) -> float:
+        if len(self.rates) < 2:
+            return self.rate
+        return statistics.quantiles(self.rates, n=4, method="inclusive")[which]
+
+    @property
+    def batch_seconds(self) -> float:
+        """How long a batch takes, as far as is known."""
+        return self.candidate.batch_size / (self.rate or self.expected)
+
+    @property
+    def place(self) -> tuple[int, float]:
+        """Sorts by what became of them, the best first."""
+        return STATES.index(self.state), -(self.rate or self.expected)
+
+    def ran(self, rate: float) -> None:
+        """Note a run."""
+        self.rates.append(rate)
+        self.state, self.note = "ran", ""
+
+    def out(self, state: str, note: str) -> None:
+        """Note why there is no run, or no further one."""
+        self.state, self.note = state, note
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        rates = {"median": self.rate, "low": self.low, "high": self.high} if self.rates else None
+        return {**asdict(self.candidate), "steps_per_s": rates, **{n: getattr(self, n) for n in _TOLD}}
+
+
+_TOLD = ("expected", "rates", "start", "state", "note")
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """What `shoal.tune` returns.
+
+    Attributes:
+        plan: for `shoal.make(env, plan=...)` or `shoal.Pool(env, plan=...)`.
+        cost: what the env costs.
+        table: all candidates, the fastest first, then those that failed or were not tried, and why.
+        limits: what the search had to keep to.
+        seconds: how long it took.
+    """
+
+    plan: Plan
+    cost: EnvCost
+    table: list[Trial]
+    limits: Limits
+    seconds: float
+
+    def map(self) -> HeatMap:
+        """The rates of all trials in percent of the best, to be printed (in colours by rich)."""
+        return HeatMap(self.table)
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Save the map as a picture, in the format that the name says. Needs matplotlib."""
+        HeatMap(self.table).plot(Path(path))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        cost = {"spread": self.cost.spread, **asdict(self.cost)}
+        measured = cost.pop("measured")
+        cost |= {"mean": self.cost.measured.mean, "waiting": self.cost.measured.waiting, "cpu": measured["cpu"]}
+        trials = [trial.as_dict() for trial in self.table]
+        found = {"plan": asdict(self.plan), "cost": cost, "limits": asdict(self.limits), "seconds": self.seconds}
+        return {**found, "trials": trials}
+
+
+class HeatMap:
+    """Trials as a grid: numbers of envs (or batch sizes, where that number is given) by all else.
+
+    A cell is the best of its trials.
+    """
+
+    def __init__(self, trials: Sequence[Trial]):
+        several = len({trial.candidate.num_envs for trial in trials}) > 1
+        shown = [trial for trial in trials if trial.state not in ("waiting", "not tried")]
+        column: Callable[[Candidate], int]
+        row: Callable[[Candidate], tuple[Any, ...]]
+        if several:
+            self.head = "envs"
+            column, row = (lambda one: one.num_envs), (lambda one: (one.backend, _workers(one), _part(one)))
+        else:
+            self.head = "envs in a batch"
+            column, row = (lambda one: one.batch_size), (lambda one: (one.backend, _workers(one), ""))
+        self.best = max((trial.rate for trial in shown), default=0.0)
+        self.columns = sorted({column(trial.candidate) for trial in shown})
+        rows = {row(trial.candidate) for trial in shown}
+        self.rows = sorted(rows, key=lambda key: (SIMPLEST.index(key[0]), key[1], key[2]))
+        self.cells: dict[tuple[tuple[Any, ...], int], Trial] = {}
+        for trial in sorted(trials, key=lambda trial: trial.place):
+            self.cells.setdefault((row(trial.candidate), column(trial.candidate)), trial)
+
+    def words(self, row: tuple[Any, ...]) -> str:
+        """What a row is called."""
+        backend, workers, part = row
+        return (backend if backend == "serial" else f"{backend} x{workers}") + (f", {part}" if part else "")
+
+    @property
+    def title(self) -> str:
+        """What the numbers are."""
+        return f"steps/s in % of the best, {self.best:,.0f}"
+
+    def value(self, row: tuple[Any, ...], column: int) -> float | str:
+        """The fraction of the best; a sign for what has none."""
+        trial = self.cells.get((row, column))
+        if trial is None:
+            return ""
+        return trial.rate / self.best if trial.state == "ran" else SIGNS.get(trial.state, "")
+
+    def __rich__(self) -> Table:
+        grid = Table(title=self.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        grid.add_column(self.head)
+        for column in self.columns:
+            grid.add_column(str(column), justify="right", no_wrap=True)
+        for row in self.rows:
+            grid.add_row(self.words(row), *(_cell(self.value(row, column)) for column in self.columns))
+        grid.caption = "x failed   ! too large   . not tried"
+        grid.caption_justify = "left"
+        return grid
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=100, color_system=None).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def plot(self, path: Path) -> None:
+        """Save it as a picture."""
+        # The object interface needs no display and leaves a user's own pyplot figures alone.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        values = [[self.value(row, column) for column in self.columns] for row in self.rows]
+        numbers = [[one if isinstance(one, float) else float("nan") for one in line] for line in values]
+        figure = Figure(figsize=(2.5 + 0.8 * len(self.columns), 1.2 + 0.34 * len(self.rows)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axis = figure.subplots()
+        axis.imshow(numbers, cmap="RdYlGn", vmin=0.0, vmax=1.0, aspect="auto")
+        for y, line in enumerate(values):
+            for x, one in enumerate(line):
+                text = f"{one:.0%}" if isinstance(one, float) else one
+                axis.text(x, y, text, ha="center", va="center", fontsize=8)
+        axis.set_xticks(range(len(self.columns)), [str(column) for column in self.columns], fontsize=8)
+        axis.set_yticks(range(len(self.rows)), [self.words(row) for row in self.rows], fontsize=8)
+        axis.set_xlabel(self.head, fontsize=8)
+        axis.set_title(self.title, fontsize=10, loc="left")
+        figure.savefig(path, dpi=120)
+
+
+def _workers(one: Candidate) -> int:
+    return one.num_workers
+
+
+def _part(one: Candidate) -> str:
+    return f"batches of 1/{one.num_envs / one.batch_size:.3g}" if one.partial else ""
+
+
+def _cell(value: float | str) -> Text:
+    if isinstance(value, str):
+        return Text(value, style="dim")
+    colour = next(colour for least, colour in COLOURS if value >= least)
+    return Text(f"{100 * value:4.0f}", style=f"black on {colour}")
