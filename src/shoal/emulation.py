@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal.errors import BadAction, BadEnv, BadObservation, ShoalError
-from shoal.spaces import Kind, Leaf, Path, assemble, flatten, get_path
+from shoal.spaces import Kind, Leaf, Path, assemble, flatten, get_path, row_layout
 
 __all__ = ["ActionEmulation", "ActionPart", "Emulation"]
 
@@ -254,17 +254,11 @@ class Emulation(_Rows):
 
     def __init__(self, space: Space[Any]):
         super().__init__(space)
-        widest, end = 1, 0
-        self._starts: list[int] = []
-        self._gaps: list[slice] = []
-        for leaf in self.leaves:
-            start = _rounded_up(end, leaf.dtype.itemsize)
-            self._add_gap(end, start)
-            self._starts.append(start)
-            end = start + leaf.dtype.itemsize * math.prod(leaf.shape)
-            widest = math.lcm(widest, leaf.dtype.itemsize)
-        self.row_bytes = _rounded_up(end, widest)
-        self._add_gap(end, self.row_bytes)
+        self._starts, self.row_bytes = row_layout(self.leaves)
+        ends = [start + leaf.dtype.itemsize * math.prod(leaf.shape)
+                for leaf, start in zip(self.leaves, self._starts, strict=True)]  # fmt: skip
+        gaps = zip([0, *ends], [*self._starts, self.row_bytes], strict=True)
+        self._gaps = [slice(start, stop) for start, stop in gaps if stop > start]
         self.dtype = self._record()
         self.flat_space = self._box()
         step = np.dtype(self.flat_space.dtype).itemsize
@@ -272,10 +266,6 @@ class Emulation(_Rows):
             slice(start // step, (start + leaf.dtype.itemsize * math.prod(leaf.shape)) // step)
             for leaf, start in zip(self.leaves, self._starts, strict=True)
         ]
-
-    def _add_gap(self, start: int, stop: int) -> None:
-        if stop > start:
-            self._gaps.append(slice(start, stop))
 
     def _record(self) -> np.dtype[Any]:
         layout: Any = {
@@ -299,7 +289,8 @@ class Emulation(_Rows):
         return spaces.Box(low, high, dtype=dtype)
 
     def flatten(self, batch: Any, out: Any = None) -> Any:
-        """Gather a nested batch into rows, with one copy.
+        """Gather a nested batch into rows: with one copy, or with none where it lies in such rows already, as do the
+        observations of a pool that was made with `flat_rows=True`; then the rows are valid as long as the batch is.
 
         Args:
             batch: nested like the space, with leaves [..., *shape] of one batch shape, also () for one observation:
@@ -313,6 +304,10 @@ class Emulation(_Rows):
         Raises:
             BadObservation: naming the leaf. Among others for values that its type cannot hold exactly.
         """
+        if out is None:
+            found = self._as_it_lies(batch)
+            if found is not None:
+                return found
         library, values, rows = self._gathered(batch, out)
         exact = [self._exact(library, leaf, value) for leaf, value in zip(self.leaves, values, strict=True)]
         for view, value in zip(self._views(library, rows), exact, strict=True):  # nothing is written before all fits
@@ -320,6 +315,36 @@ class Emulation(_Rows):
         for gap in self._gaps:
             rows[..., gap] = 0
         return rows
+
+    def _as_it_lies(self, batch: Any) -> Any:
+        """The rows that hold this very batch; None where its leaves lie elsewhere, or are not as the space says."""
+        try:
+            values = [get_path(batch, leaf.path) for leaf in self.leaves]
+        except (KeyError, IndexError, TypeError):
+            return None
+        if not values or not all(type(value) is np.ndarray for value in values):
+            return None
+        lead = values[0].ndim - len(self.leaves[0].shape)
+        where = set()
+        for leaf, value, start in zip(self.leaves, values, self._starts, strict=True):
+            one_piece = np.zeros(leaf.shape, leaf.dtype).strides
+            if value.dtype != leaf.dtype or value.shape[lead:] != leaf.shape or value.strides[lead:] != one_piece:
+                return None
+            where.add((value.__array_interface__["data"][0] - start, value.shape[:lead], value.strides[:lead]))
+        if len(where) != 1 or values[0].size == 0:
+            return None
+        (address, shape, strides) = where.pop()
+        memory = values[0]
+        while isinstance(memory.base, np.ndarray):
+            memory = memory.base
+        try:
+            rows: Any = np.ndarray(
+                (*shape, self.row_bytes), np.uint8, memory, address - memory.__array_interface__["data"][0],
+                (*strides, 1),
+            )  # fmt: skip
+        except (ValueError, TypeError):  # they do not reach to the end of a row
+            return None
+        return rows.view(self.flat_space.dtype)
 
     def unflatten(self, rows: Any) -> Any:
         """Look at rows as the nested batch that they hold: nothing is copied, and writing to a leaf writes to its row.
@@ -375,10 +400,6 @@ class Emulation(_Rows):
 
 def _equal(a: Array, b: Array) -> bool:
     return np.array_equal(a, b, equal_nan=b.dtype.kind == "f")
-
-
-def _rounded_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit
 
 
 # ---- actions -----------------------------------------------------------------------------------------------------

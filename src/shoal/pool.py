@@ -45,7 +45,7 @@ from shoal.rows import BATCHED, batched_env_fn
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
 from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
-from shoal.spaces import flatten
+from shoal.spaces import array_leaves, flatten
 from shoal.specs import EnvSpecs, agree
 from shoal.stats import PoolStats, WorkerInfo
 from shoal.switchboard import Call
@@ -75,6 +75,8 @@ class Pool:
             that take buffers to write into (PufferLib's) write straight into the batch. Without effect where `copy`
             is True.
         copy: True gives arrays that are the caller's own.
+        flat_rows: all parts of a nested observation lie in one row, so that `shoal.emulation.Emulation.flatten` gives
+            these rows without a copy; the parts are strided views of them then. For spaces of arrays only.
         order: "ready" (the first lanes that are done), "fifo" (strictly in the order in which they were sent) or
             "contiguous": batches are always the same neighbours, lanes 0 up to `batch_size` and so on, those first that
             are all done, so that arrays of partial batches are views, and nothing is copied.
@@ -113,6 +115,7 @@ class Pool:
         autoreset: Literal["next_step", "same_step", "disabled"] | None = None,
         frames: int = 2,
         copy: bool = False,
+        flat_rows: bool = False,
         order: Literal["ready", "fifo", "contiguous"] = "ready",
         seed: Seed = None,
         isolate: bool = False,
@@ -149,7 +152,7 @@ class Pool:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
         if plan is not None and plan.num_envs not in (None, len(env_fns)):
             raise contradiction("num_envs", len(env_fns), plan.num_envs)
-        self.order, self.copy = order, bool(copy)
+        self.order, self.copy, self._flat_rows = order, bool(copy), bool(flat_rows)
         self._check_boxes, self._check_nan = check_actions == "all", bool(check_nan)
         self.on_error = on_error
         self.step_timeout = None if step_timeout is None else positive_number("step_timeout", step_timeout)
@@ -210,6 +213,8 @@ class Pool:
         self._first_seeds = spread_seed(seed, np.arange(self.num_envs))
         specs = agree(summaries, self.num_envs, observation_mode)
         obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
+        if self._flat_rows:
+            array_leaves("observation", specs.single_observation_space, "a flat row")
         lend = False
         if self.copy:
             self.frames = frames_to_lend(obs_leaves, self.num_envs, self.autoreset)
@@ -219,7 +224,7 @@ class Pool:
         layout = Layout.plan(
             obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers),
             finals=self.autoreset == "same_step",
-            absences=any(lanes.can_be_absent for lanes in self._crew.groups),
+            absences=any(lanes.can_be_absent for lanes in self._crew.groups), rows=self._flat_rows,
         )  # fmt: skip
         self._slab = Slab.create(layout, self._crew.shared)
         spin_pool, spin_workers = spin_times(self.plan)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from shoal import header, procs
 from shoal.errors import StartError
 from shoal.native import counters
-from shoal.spaces import Kind, Leaf
+from shoal.spaces import Kind, Leaf, row_layout
 
 __all__ = ["Field", "Layout", "Slab", "anonymous_file"]
 
@@ -63,6 +63,7 @@ class Field:
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    row_bytes: int = 0  # where it is a part of the rows that `obs_rows` has: the size of one
 
     @property
     def nbytes(self) -> int:
@@ -90,12 +91,14 @@ class Layout:
         workers: int,
         finals: bool = False,
         absences: bool = False,
+        rows: bool = False,
     ) -> Layout:
         """Lay out the fields for these spaces one after the other.
 
         Args:
             finals: with the last observations of episodes.
             absences: with a flag whether there is anybody in a lane.
+            rows: with all leaves of a lane's observation in one piece, one row for each lane.
         """
         wanted: list[tuple[str, Any, tuple[int, ...]]] = [
             ("header", np.uint8, (header.SIZE,)),
@@ -116,8 +119,11 @@ class Layout:
         wanted += [(name, dtype, (frames, lanes)) for name, dtype in FRAME_FIELDS.items()]
         if absences:
             wanted.append(("present", np.bool_, (frames, lanes)))
+        starts, row_bytes = row_layout(obs_leaves) if rows else ([], 0)
+        if rows:
+            wanted.append(("obs_rows", np.uint8, (frames, lanes, row_bytes)))
         for i, leaf in enumerate(obs_leaves):
-            if leaf.kind is not Kind.OBJECT:
+            if leaf.kind is not Kind.OBJECT and not rows:
                 wanted.append((f"obs.{i}", leaf.dtype, (frames, lanes, *leaf.shape)))
         if finals and all(leaf.kind is Kind.ARRAY for leaf in obs_leaves):
             for i, leaf in enumerate(obs_leaves):
@@ -126,6 +132,9 @@ class Layout:
         for name, dtype, shape in wanted:
             fields[name] = Field(offset, np.dtype(dtype), shape)
             offset += -(-fields[name].nbytes // LINE) * LINE
+        for i, (leaf, start) in enumerate(zip(obs_leaves, starts, strict=False)):
+            shape = (frames, lanes, *leaf.shape)
+            fields[f"obs.{i}"] = Field(fields["obs_rows"].offset + start, leaf.dtype, shape, row_bytes)
         return cls(lanes, frames, workers, fields, max(offset, LINE))
 
     def offset(self, name: str, *index: int) -> int:
@@ -189,6 +198,10 @@ class Slab:
     def array(self, name: str) -> npt.NDArray[Any]:
         """A view of a field; it lives as long as the region."""
         field = self.layout.fields[name]
+        if field.row_bytes:
+            start = field.offset - self.layout.fields["obs_rows"].offset
+            size = int(np.prod(field.shape[2:], dtype=np.int64)) * field.dtype.itemsize
+            return self.array("obs_rows")[..., start : start + size].view(field.dtype).reshape(field.shape)
         flat: npt.NDArray[Any] = np.frombuffer(
             self.memory, field.dtype, int(np.prod(field.shape, dtype=np.int64)), field.offset
         )
@@ -200,12 +213,14 @@ class Slab:
         return [self.array(f"{prefix}.{i}") if f"{prefix}.{i}" in fields else None for i, _ in enumerate(leaves)]
 
     def describe(self, prefix: str, leaves: Sequence[Leaf]) -> tuple[tuple[Any, ...], ...]:
-        """The leaves as the native core wants them: (offset, itemsize, nbytes of a lane, code, shape, path)."""
+        """The leaves as the native core wants them: (offset, itemsize, nbytes of a lane, code, shape, path, stride)."""
         rows = []
         for i, leaf in enumerate(leaves):
-            offset = 0 if leaf.kind is Kind.OBJECT else self.layout.offset(f"{prefix}.{i}")
+            field = self.layout.fields.get(f"{prefix}.{i}")
+            offset = 0 if field is None else field.offset
             nbytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
-            rows.append((offset, leaf.dtype.itemsize, nbytes, leaf.code, leaf.shape, leaf.path))
+            rows.append((offset, leaf.dtype.itemsize, nbytes, leaf.code, leaf.shape, leaf.path,
+                         field.row_bytes if field is not None and field.row_bytes else nbytes))  # fmt: skip
         return tuple(rows)
 
     def close(self) -> None:

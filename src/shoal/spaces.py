@@ -6,6 +6,7 @@ object (Graph, Sequence, OneOf, custom spaces), which travels whole through the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,7 +19,10 @@ from gymnasium import Space, spaces
 from shoal import native
 from shoal.errors import BadAction, BadEnv, BadObservation
 
-__all__ = ["Kind", "Leaf", "array_leaves", "assemble", "flatten", "get_path", "read_actions", "write_observation"]
+__all__ = [
+    "Kind", "Leaf", "array_leaves", "assemble", "flatten", "get_path", "read_actions", "row_layout",
+    "write_observation",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 Path = tuple[Any, ...]
@@ -118,6 +122,19 @@ def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
                 "out by a wrapper around the env"
             )
     return leaves
+
+
+def row_layout(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
+    """Where leaves lie in a row that is laid out like a C struct, each where its type may lie: the first byte of each,
+    and the size of a row, a multiple of the largest item, so that rows can lie next to each other."""
+    starts: list[int] = []
+    widest, end = 1, 0
+    for leaf in leaves:
+        item = max(leaf.dtype.itemsize, 1)
+        starts.append(-(-end // item) * item)
+        end = starts[-1] + leaf.dtype.itemsize * math.prod(leaf.shape)
+        widest = math.lcm(widest, item)
+    return starts, -(-end // widest) * widest
 
 
 def assemble(space: Space[Any], values: Sequence[Any]) -> Any:

@@ -107,9 +107,9 @@ def test_leaves_are_described_as_the_core_wants_them() -> None:
     layout = plan(space, spaces.Discrete(2))
     slab = Slab.create(layout, shared=False)
     assert slab.describe("obs", flatten(space)) == (
-        (layout.offset("obs.0"), 8, 8, "n", (), ("a",)),
-        (layout.offset("obs.1"), 8, 32, "f", (2, 2), ("b",)),
-        (0, 8, 8, "o", (), ("c",)),
+        (layout.offset("obs.0"), 8, 8, "n", (), ("a",), 8),
+        (layout.offset("obs.1"), 8, 32, "f", (2, 2), ("b",), 32),
+        (0, 8, 8, "o", (), ("c",), 8),
     )
     assert [array is None for array in slab.leaf_arrays("obs", flatten(space))] == [False, False, True]
 

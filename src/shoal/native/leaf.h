@@ -9,6 +9,7 @@
 typedef struct {
     char *base;          /* of frame 0, lane 0 */
     Py_ssize_t nbytes;   /* of one lane */
+    Py_ssize_t stride;   /* bytes from a lane to the next: more than nbytes where leaves lie side by side in rows */
     Py_ssize_t itemsize;
     char kind;           /* 'f', 'i', 'u', 'b' arrays; 'n' one integer; anything else: by callback */
     int ndim;
@@ -16,13 +17,13 @@ typedef struct {
     PyObject *path;      /* tuple of keys that leads from the observation to this leaf */
 } Leaf;
 
-/* Reads (offset, itemsize, nbytes, kind, shape, path). */
+/* Reads (offset, itemsize, nbytes, kind, shape, path, stride). */
 static int leaf_read(Leaf *leaf, char *slab, PyObject *description) {
     Py_ssize_t offset;
     PyObject *shape;
     int kind;
-    if (!PyArg_ParseTuple(description, "nnnCO!O!", &offset, &leaf->itemsize, &leaf->nbytes, &kind,
-                          &PyTuple_Type, &shape, &PyTuple_Type, &leaf->path))
+    if (!PyArg_ParseTuple(description, "nnnCO!O!n", &offset, &leaf->itemsize, &leaf->nbytes, &kind,
+                          &PyTuple_Type, &shape, &PyTuple_Type, &leaf->path, &leaf->stride))
         return -1;
     Py_INCREF(leaf->path);
     leaf->kind = (char)kind;

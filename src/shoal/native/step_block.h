@@ -179,7 +179,7 @@ static int store_leaf(Block *self, const Leaf *leaf, PyObject *observation, int6
         if (next == NULL) return -1;
         value = next;
     }
-    char *target = leaf->base + (slot * self->lanes + lane) * leaf->nbytes;
+    char *target = leaf->base + (slot * self->lanes + lane) * leaf->stride;
     int result = leaf->kind == 'n' ? store_integer(value, target, leaf->itemsize) : store_array(value, leaf, target);
     Py_DECREF(value);
     return result;

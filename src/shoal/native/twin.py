@@ -262,7 +262,7 @@ class Block:
         autoreset: a value of AUTORESET.
         publish_each: ring the pool for every lane (partial batches) instead of once a pass.
         action_kind: ACTION_SCALAR or ACTION_ROW of the array `actions`, or ACTION_CALL of a function.
-        leaves: for each leaf of the observation (offset, itemsize, nbytes, code, shape, path).
+        leaves: for each leaf of the observation (offset, itemsize, nbytes, code, shape, path, stride).
         steps: bound `env.step`, one for each lane.
         callbacks: special(lane, slot, op), finish(lane, slot, obs, info), note(lane, slot, info),
             store(lane, slot, obs), failed(lane, slot, error), flush().
