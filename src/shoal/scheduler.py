@@ -279,8 +279,10 @@ class Scheduler:
     def _done_in_order(self, most: int) -> Ids:
         """Lanes that can be received at once, first to last as they would be, at most so many."""
         pending = self._in_order(self.pending) if self._fifo else self.pending
-        last = self._groups.leader[pending] if self._groups.some else pending
-        done = (self._state[pending] != 0) & (self._answered[last] == self._requested[last])
+        answered = self._answered == self._requested
+        done = (self._state[pending] != 0) & answered[pending]
+        if self._groups.some:
+            done &= answered[self._groups.leader[pending]]
         if self._fifo:
             ahead = len(pending) if done.all() else int(np.argmin(done))
             return pending[: min(ahead, most)]

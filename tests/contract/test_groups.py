@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,27 @@ def test_infos_of_a_vector_env() -> None:
             }
 
 
-def test_disabled_autoreset_lets_lanes_be_reset_alone() -> None:
-    with open_pool(vectors(CountEnv, 3, AutoresetMode.DISABLED), 2, autoreset="disabled") as pool:
+class SlowToReset(CountEnv):
+    """Takes a moment for a reset, so that who does not wait for it is seen."""
+
+    def reset(self, **given: Any) -> Any:
+        time.sleep(0.05)
+        return super().reset(**given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disabled_autoreset_lets_lanes_be_reset_alone(backend: str) -> None:
+    with open_pool(vectors(SlowToReset, 3, AutoresetMode.DISABLED), 2, backend, autoreset="disabled") as pool:
         pool.reset(seed=0)
         for _ in range(5):
             batch = pool.step(np.zeros(6, int))
         assert batch.done.all()
         with pytest.raises(shoal.ResetNeeded):
             pool.step(np.zeros(6, int))
-        first = pool.reset([0, 1, 2, 3, 4, 5][1:3], seed=[70, 80])
+        first = pool.reset([1, 4], seed=[70, 80])
         assert first.obs[:, 0].tolist() == [70, 80]
-        pool.reset([0, 3, 4, 5])
+        assert first.began.all()
+        pool.reset([0, 2, 3, 5])
         batch = pool.step(np.zeros(6, int))
         assert batch.obs[:, 2].tolist() == [1] * 6
         assert batch.episode_length.tolist() == [1] * 6
