@@ -74,7 +74,7 @@ class Scheduler:
         window: int,
         on_death: Callable[[ShoalError], ShoalError],
     ):
-        self._groups = groups
+        self._groups, self._window = groups, window
         self._crew, self._data, self._on_death = crew, data, on_death
         self._user_resets, self._fifo, self._spin_ns = user_resets, fifo, spin_ns
         self._count, self._frames = slab.layout.lanes, slab.layout.frames
@@ -268,6 +268,9 @@ class Scheduler:
         wanted = None
         if self._fifo and need < self._count and self._pending >= need:
             wanted = self._in_order(self.pending)[:need]
+        if need == self._window and self._pending >= need:
+            wanted = self._of_no_whole_window(least)
+            need = need if wanted is None else len(wanted)
         try:
             return self._wait(need, wanted, deadline)
         except StepTimeout:
@@ -275,6 +278,24 @@ class Scheduler:
             if least is None or len(done) < least or deadline.left != 0.0:
                 raise
             return self._wait(len(done), done, deadline)
+
+    def _of_no_whole_window(self, least: int | None) -> Ids | None:
+        """The lanes to wait for where no window can become whole, as parts of several were sent to; None where one can.
+
+        Raises NothingPending unless `least` will do.
+        """
+        if self._state.reshape(-1, self._window).all(axis=1).any():
+            return None
+        pending = self.pending
+        counts = np.bincount(pending // self._window)
+        if (most := int(counts.max())) == self._window:
+            return None
+        if least is None or most < least:
+            raise NothingPending(
+                f"recv waits for {self._window} neighbours, and no such batch was sent to as a whole: send to the rest "
+                f"of one, or give min_batch; pending are {pending[:8].tolist()}"
+            )
+        return pending[pending // self._window == counts.argmax()]
 
     def _done_in_order(self, most: int) -> Ids:
         """Lanes that can be received at once, first to last as they would be, at most so many."""

@@ -258,6 +258,19 @@ def test_contiguous_batches_come_as_they_are_complete(gate: Path) -> None:
         open_pool(CountEnv, 6, batch_size=4, order="contiguous")
 
 
+@pytest.mark.parametrize("backend", ["serial", "threads"])
+def test_parts_of_several_contiguous_batches_are_not_waited_for_in_vain(backend: str) -> None:
+    with open_pool(CountEnv, 6, backend, batch_size=2, order="contiguous") as pool:
+        pool.reset(seed=0)
+        pool.send([0, 0, 0], [0, 2, 5])
+        with pytest.raises(shoal.NothingPending, match="neighbours"):
+            pool.recv()
+        assert pool.recv(min_batch=1).env_id.tolist() == [0]
+        pool.send([0], [3])
+        assert pool.recv().env_id.tolist() == [2, 3]
+        assert pool.recv(min_batch=1).env_id.tolist() == [5]
+
+
 # ---- envs of PufferLib's kind, and our own -------------------------------------------------------------------------
 
 
