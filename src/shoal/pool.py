@@ -199,7 +199,7 @@ class Pool:
         self.autoreset = choose_mode(autoreset, self._crew.groups)
         self._policy = replace(self._policy, same_step=self.autoreset == "same_step")
         self.num_envs = self._crew.blocks[-1][1]
-        groups = Groups(self._crew.groups)
+        groups = Groups(self._crew.groups, self._policy.replaces)
         if batch_envs is not None:
             batch_size = groups.lanes_of(batch_envs, self.num_envs)
         self.batch_size = whole_number(

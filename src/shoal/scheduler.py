@@ -90,7 +90,7 @@ class Scheduler:
         self._out = np.zeros(self._count, np.int64)
         self._all_ids = np.arange(self._count, dtype=np.int64)
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
-        self._status, self._slot = slab.array("status"), slab.array("slot")
+        self._status, self._slot, self._op = slab.array("status"), slab.array("slot"), slab.array("op")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._done_ns = slab.array("done_ns")
         self._lanes.refuse_with(_concurrent)
@@ -316,6 +316,7 @@ class Scheduler:
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
+        self._groups.check_whole(ids, "reset")
         self._lanes.arrive()
         idle = ids[~self._is_busy(ids)]
         if len(idle):
@@ -342,6 +343,10 @@ class Scheduler:
     def drop(self, ids: Ids, deadline: Deadline) -> None:
         """Wait for those of the lanes that are busy, and forget what they answer."""
         self._healer.note_posted()
+        if self._groups.some:
+            stepping = self.pending
+            stepping = stepping[self._op[stepping] == native.OP_STEP]  # resets of some lanes are asked for one by one
+            self._groups.check_none_stays(ids, stepping, "drop")
         for lane in ids.tolist():
             if self._healer.held.pop(lane, None) is not None:
                 self._pending -= 1

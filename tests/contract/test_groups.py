@@ -191,6 +191,43 @@ def test_lanes_of_one_env_are_asked_together() -> None:
         open_pool(vectors(CountEnv, 2), 3, batch_size=3)
 
 
+@pytest.mark.parametrize("backend", ["serial", "threads"])
+def test_lanes_of_one_env_are_dropped_and_waited_for_together(backend: str) -> None:
+    with open_pool(vectors(CountEnv, 3), 2, backend) as pool:
+        pool.reset(seed=0)
+        pool.send(np.zeros(6, int))
+        with pytest.raises(shoal.BadCall, match="lanes 0 to 2"):
+            pool.drop_pending([0, 3, 4, 5])
+        assert pool.pending.tolist() == list(range(6))
+        pool.drop_pending([3, 4, 5])
+        pool.drop_pending()
+        pool.async_reset()
+        with pytest.raises(shoal.BadCall, match="lanes 0 to 2"):
+            pool.wait_reset([1])
+        assert pool.wait_reset().ids.tolist() == list(range(6))
+
+
+def test_a_step_under_way_is_not_dropped_for_some_lanes() -> None:
+    with open_pool(vectors(CountEnv, 3, AutoresetMode.DISABLED), 2, autoreset="disabled") as pool:
+        pool.reset(seed=0)
+        pool.send(np.zeros(6, int))
+        with pytest.raises(shoal.BadCall, match="lanes 0 to 2"):
+            pool.reset([1])
+        assert pool.recv().obs[:, 2].tolist() == [1] * 6
+        pool.async_reset([0, 1])
+        pool.reset([1])  # resets are the lanes' own
+        assert pool.pending.tolist() == [0]
+
+
+def test_lanes_that_are_lost_together_are_reset_together() -> None:
+    make = vectors(CountEnv, 3, AutoresetMode.DISABLED)
+    with open_pool(make, 2, "processes", autoreset="disabled", on_error="restart") as pool:
+        pool.reset(seed=0)
+        with pytest.raises(shoal.BadCall, match="lanes 3 to 5"):
+            pool.reset([4])
+        assert pool.reset([3, 4, 5], seed=10).obs[:, 0].tolist() == [13, 14, 15]
+
+
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 @pytest.mark.parametrize("order", ["ready", "fifo"])
 def test_partial_batches_never_cut_an_env_in_two(backend: str, order: Any) -> None:
