@@ -511,6 +511,7 @@ def test_lost_groups_are_replaced_as_a_whole(backend: str, action: int) -> None:
             assert batch.info[lane]["shoal_restart"]["count"] == 1
             assert batch.info[lane]["shoal_restart"]["culprit"] == 2
             np.testing.assert_array_equal(batch.info[lane]["final_obs"], seen[lane])
+        assert pool.stats().restarts == 1  # of one env, however many lanes it has
         assert batch.episode_length.tolist() == [2, 2, 1, 1, 2, 2]
         batch = pool.step(np.ones(6, int))
         assert batch.episode_length.tolist()[2:4] == [1, 1]
@@ -518,6 +519,35 @@ def test_lost_groups_are_replaced_as_a_whole(backend: str, action: int) -> None:
         pool.step([0, 0, action, 0, 0, 0])
         with pytest.raises((ValueError, shoal.WorkerDied)):  # one env's restart counts once, not once a lane
             pool.step([0, 0, action, 0, 0, 0])
+
+
+class Deadly:
+    """Takes the process along that pickles it: an answer is there then, and its note never comes."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class DiesOverItsInfo(RowsEnv):
+    def step(self, actions: Any) -> Any:
+        infos = [{"deadly": Deadly()}, *({} for _ in actions[1:])] if actions[0] == 2 else []
+        return (*super().step(actions)[:-1], infos)
+
+
+def test_a_group_whose_answer_was_told_by_half_is_lost_as_a_whole() -> None:
+    """Also in partial batches, of which none has a part of a group."""
+    with open_pool(DiesOverItsInfo, 3, "processes", on_error="restart", num_workers=3, batch_envs=1) as pool:
+        pool.reset(seed=0)
+        pool.send([0, 0, 2, 0, 0, 0])
+        found = {}
+        for _ in range(3):
+            batch = pool.recv(timeout=30)
+            assert batch.env_id.tolist() in ([0, 1], [2, 3], [4, 5])
+            found[int(batch.env_id[0])] = batch.truncated.tolist(), sorted(batch.info)
+        assert found == {0: ([False] * 2, []), 2: ([True] * 2, [2, 3]), 4: ([False] * 2, [])}
+        pool.send(np.zeros(6, int))
+        assert sum(len(pool.recv(timeout=30).env_id) for _ in range(3)) == 6
 
 
 def test_a_lost_vector_env_under_next_step() -> None:
