@@ -295,7 +295,8 @@ class Scheduler:
                 f"recv waits for {self._window} neighbours, and no such batch was sent to as a whole: send to the rest "
                 f"of one, or give min_batch; pending are {pending[:8].tolist()}"
             )
-        return pending[pending // self._window == counts.argmax()]
+        found: Ids = pending[pending // self._window == counts.argmax()]
+        return found
 
     def _done_in_order(self, most: int) -> Ids:
         """Lanes that can be received at once, first to last as they would be, at most so many."""
