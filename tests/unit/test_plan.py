@@ -11,10 +11,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
 from shoal.adapters.gymnasium import as_env_fns
+from shoal.adapters.modern import modern
 from shoal.deadline import NEVER
 from shoal.measurement import Measurement, time_steps
 from shoal.plan import MOST_THREADS, Plan, _choose, make_plan, predict
@@ -154,6 +155,12 @@ def test_a_senseless_number_of_workers_is_refused(workers: Any) -> None:
 
 def test_an_env_whose_first_step_is_its_last_can_be_measured() -> None:
     assert len(time_steps(OneShot()).wall) > 1
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
+    env = SyncVectorEnv([OneShot] * 2, autoreset_mode=mode)
+    assert len(time_steps(modern(env)).wall) > 1
 
 
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
