@@ -145,6 +145,7 @@ class GroupStepper:
         """Answer every group that was asked; returns how many lanes."""
         count = int(self.core.asked(self._asked))
         if not count:
+            self._flush()  # an interrupt may have come between answers and their notes
             return 0
         began_ns = time.monotonic_ns()
         slot = self._common_slot(count)

@@ -521,6 +521,24 @@ def test_lost_groups_are_replaced_as_a_whole(backend: str, action: int) -> None:
             pool.step([0, 0, action, 0, 0, 0])
 
 
+def test_an_interrupt_between_answers_and_their_notes_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_pool(RowsEnv, 3) as pool:
+        pool.reset(seed=0)
+        for _ in range(2):
+            pool.step(np.zeros(6, int))
+        stepper = pool._crew.inline._stepper  # type: ignore[union-attr]
+
+        def interrupt() -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(stepper, "_flush", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.step(np.zeros(6, int))
+        batch = pool.recv(timeout=10)
+        assert batch.info == {lane: {"infos": [{"score": 1}]} for lane in (0, 2, 4)}
+
+
 class Deadly:
     """Takes the process along that pickles it: an answer is there then, and its note never comes."""
 
