@@ -45,7 +45,26 @@ class SendAndReceive(Runner):
         self.rows, self.actions = rows, self.work.actions(rows)
 
 
-class PufferLib(SendAndReceive):
+class InPuffersWords(SendAndReceive):
+    """Envs that speak as PufferLib's do."""
+
+    def use(self, envs: Any) -> None:
+        """Take these."""
+        self.envs = envs
+        self.prepare(envs.agents_per_batch)
+        self.receive, self.send = lambda: envs.recv()[0], envs.send
+
+    def reset(self) -> None:
+        """Reset all envs and answer the first batch."""
+        self.envs.async_reset(self.work.seed)
+        self.run(0.0)
+
+    def close(self) -> None:
+        """End the workers."""
+        self.envs.close()
+
+
+class PufferLib(InPuffersWords):
     """PufferLib's Multiprocessing, whose workers and caller wait by looking at a flag without pause."""
 
     requires = "pufferlib"
@@ -57,7 +76,7 @@ class PufferLib(SendAndReceive):
             raise Skip(f"{work.num_envs} envs cannot be divided among {options['num_workers']} workers")
         vector = importlib.import_module("pufferlib.vector")
         emulation = importlib.import_module("pufferlib.emulation")
-        self.envs = vector.make(
+        envs = vector.make(
             emulation.PettingZooPufferEnv if work.env == TEAM else emulation.GymnasiumPufferEnv,
             env_kwargs={"env_creator": work.env_fn()},
             backend=vector.Multiprocessing,
@@ -65,17 +84,7 @@ class PufferLib(SendAndReceive):
             overwork=True,  # it refuses more workers than physical cores unless told that this is meant
             **options,
         )
-        self.prepare(self.envs.agents_per_batch)
-        self.receive, self.send = lambda: self.envs.recv()[0], self.envs.send
-
-    def reset(self) -> None:
-        """Reset all envs and answer the first batch."""
-        self.envs.async_reset(self.work.seed)
-        self.run(0.0)
-
-    def close(self) -> None:
-        """End the workers."""
-        self.envs.close()
+        self.use(envs)
 
 
 class ShoalPool(SendAndReceive):
@@ -110,21 +119,11 @@ class ShoalPool(SendAndReceive):
         self.pool.close()
 
 
-class ShoalPuffer(SendAndReceive):
+class ShoalPuffer(InPuffersWords):
     """Shoal in PufferLib's words: what a user gets who changes the import."""
 
     def __init__(self, work: Work, **options: Any) -> None:
         super().__init__(work)
         puffer = importlib.import_module("shoal.dialects.puffer")
-        self.envs = puffer.Multiprocessing(work.env_fn(), num_envs=work.num_envs, **options)
-        self.prepare(self.envs.agents_per_batch)
-        self.receive, self.send = lambda: self.envs.recv()[0], self.envs.send
-
-    def reset(self) -> None:
-        """Reset all envs and answer the first batch."""
-        self.envs.async_reset(self.work.seed)
-        self.run(0.0)
-
-    def close(self) -> None:
-        """Close the pool."""
-        self.envs.close()
+        envs = puffer.Multiprocessing(work.env_fn(), num_envs=work.num_envs, **options)
+        self.use(envs)

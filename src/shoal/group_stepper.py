@@ -145,6 +145,7 @@ class GroupStepper:
         """Answer every group that was asked; returns how many lanes."""
         count = int(self.core.asked(self._asked))
         if not count:
+            self._flush()  # an interrupt may have come between answers and their notes
             return 0
         began_ns = time.monotonic_ns()
         slot = self._common_slot(count)
@@ -368,15 +369,20 @@ class GroupStepper:
         self._during = "reset"
         rows, seeds = lanes - group.start, [order.seed for order in orders]
         infos: Infos = None
-        if all(order.begin for order in orders):
+        lived = self._lived(orders)
+        between = self._mode == "next_step" and not lived.any()
+        if between or all(order.begin for order in orders):
             infos = group.env.reset(rows, seeds, orders[0].options, out)
         elif self._mode == "same_step":
             infos = group.env.reset(rows, seeds, None, out)
             self._repeat(out.final, orders)
-            out.has_final[:] = out.truncated[:] = self._were_present(orders)
+            out.has_final[:] = out.truncated[:] = lived
+            out.present |= lived  # also where the new episode does without them
         else:
             self._repeat(out.obs, orders)
-            out.present[:] = out.truncated[:] = self._were_present(orders)
+            out.present[:] = out.truncated[:] = lived
+            for array in out.obs:
+                array[~lived] = 0
             group.seeds = seeds
         self._go_back(orders)
         for lane in lanes.tolist():
@@ -395,11 +401,14 @@ class GroupStepper:
         """Whether the caller has seen any answer of this lane."""
         return order.last_slot < len(self._frame["reward"])
 
-    def _were_present(self, orders: Sequence[Order]) -> Any:
+    def _lived(self, orders: Sequence[Order]) -> Any:
+        """Whose episode the loss has cut short: not those who were absent, or whose end the caller has seen already."""
         if self._present is None:
             return np.ones(len(orders), np.bool_)
         slots = [min(order.last_slot, len(self._present) - 1) for order in orders]
-        return self._present[slots, [order.lane for order in orders]].copy()
+        last = slots, [order.lane for order in orders]
+        ended = (self._frame["terminated"][last] | self._frame["truncated"][last]) & ~self._frame["began"][last]
+        return self._present[last] & ~ended
 
     def _go_back(self, orders: Sequence[Order]) -> None:
         """Returns and lengths are those that the caller has seen last: what came after that is lost."""

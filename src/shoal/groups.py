@@ -39,9 +39,14 @@ class Groups:
         some: whether there are any.
         size: lanes in a group; 0 where they differ.
         leader: int64 [lanes]: the last lane of each one's group; None where there are none.
+
+    Args:
+        replaces: whether lost envs are replaced: with all of their lanes, so that these can only be asked together.
     """
 
-    def __init__(self, groups: Sequence[Lanes]):
+    def __init__(self, groups: Sequence[Lanes], replaces: bool = False):
+        if replaces and any(lanes.size > 1 and not lanes.together for lanes in groups):
+            raise BadEnv("on_error and recycle_after: the lanes of these envs are asked one by one, and lost together")
         self._groups = list(groups)
         bound = [lanes.size for lanes in groups if lanes.together]
         self.some = bool(bound)
@@ -50,7 +55,7 @@ class Groups:
         stops = np.cumsum(counts)
         self.leader: Any = np.repeat(stops - 1, counts) if self.some else None
         self._first: Any = np.repeat(stops - counts, counts) if self.some else None
-        self._resets_alone = all(lanes.resets_alone for lanes in groups)
+        self._resets_alone = all(lanes.resets_alone for lanes in groups) and not replaces
 
     def last_of(self, lane: int) -> int:
         """The lane whose answer says that all of the group have answered."""
@@ -73,6 +78,19 @@ class Groups:
                     f"them together and in order, found {ids[:8].tolist()}"
                 )
             i += len(own)
+
+    def check_none_stays(self, ids: Ids, busy: Ids, what: str) -> None:
+        """Raise BadCall where only some of the busy lanes of an env are among these."""
+        if not self.some:
+            return
+        taken = np.isin(busy, ids)
+        cut = np.intersect1d(self.leader[busy[taken]], self.leader[busy[~taken]])
+        if len(cut):
+            own = self.of(int(cut[0]))
+            raise BadCall(
+                f"{what}: lanes {own[0]} to {own[-1]} are those of one env, and answer together: give all of them, "
+                f"found {ids[:8].tolist()}"
+            )
 
     def lanes_of(self, envs: int, lanes: int) -> int:
         """How many lanes so many envs have. Raises ValueError where that depends on which."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -264,7 +264,7 @@ class Healer:
 
     def _lose(self, lane: int, loss: Loss) -> None:
         self.restarts.lose(lane, loss)
-        self._pool_stats[POOL_RESTARTS] += 1
+        self._pool_stats[POOL_RESTARTS] += lane == self._groups.last_of(lane)  # envs are counted, not lanes
 
     def _has_worked(self, lanes: Iterable[int]) -> bool:
         """Whether one of these lanes has made a step since its env was built anew."""
@@ -314,7 +314,7 @@ class Healer:
         if self._crew.workers[worker.index] is not worker or self._crew.is_away(worker.index):
             return  # known
         culprit = f"worker {worker.index}" if error.env_id is None else error.env_id
-        guilty = worker.env_ids if error.env_id is None else [error.env_id]
+        guilty = worker.env_ids if error.env_id is None else self._groups.of(error.env_id).tolist()
         delay = self.restarts.blame(culprit, self._has_worked(guilty))
         worker.bury()
         if delay is None:
@@ -325,24 +325,29 @@ class Healer:
         log.warning("restarting: %s", story)
         for lane in worker.env_ids:
             self._lose(lane, loss)
-            self._orphan(worker, lane, lane == error.env_id)
+        self._orphan(worker, [] if error.env_id is None else guilty)
         self._settle_requests(worker)
         self._heavy.discard(worker.index)
         self._leaving.discard(worker.index)
         self._crew.replace(worker, delay)
         self.troubled = True
 
-    def _orphan(self, worker: Worker, lane: int, guilty: bool) -> None:
-        """A lane's worker is gone. An answer that is whole will be delivered; anything less is asked for again."""
-        if not self._state[lane]:
-            return
-        last = self._groups.last_of(lane)  # which answers last: a group is whole or not
-        whole = self._answered[last] == self._requested[last]
-        if whole and self._status[self._slot[lane], lane] & STATUS_NOTE:
-            whole = worker.has_note(lane, int(self._requested[lane]))
-        if not whole:
-            self._state[lane] = 0
-            self._take_back(lane, guilty)
+    def _orphan(self, worker: Worker, guilty: Collection[int] = ()) -> None:
+        """The lanes' worker is gone. An answer that is whole will be delivered; anything less is asked for again."""
+        lanes = np.arange(worker.start, worker.stop)
+        pending = lanes[self._state[lanes] != 0]
+        untold = {self._groups.last_of(lane) for lane in pending.tolist() if not self._is_told(worker, lane)}
+        for lane in pending.tolist():
+            if self._groups.last_of(lane) in untold:  # a group is whole or not
+                self._state[lane] = 0
+                self._take_back(lane, lane in guilty)
+
+    def _is_told(self, worker: Worker, lane: int) -> bool:
+        """Whether a lane has answered, and its note, if it has one, is here."""
+        if self._answered[lane] != self._requested[lane]:
+            return False
+        noted = self._status[self._slot[lane], lane] & STATUS_NOTE
+        return not noted or worker.has_note(lane, int(self._requested[lane]))
 
     def _settle_requests(self, worker: Worker) -> None:
         """The new worker must not find half a request."""
@@ -436,5 +441,5 @@ class Healer:
         for lane in lanes.tolist():
             if lane not in states:
                 self._lose(lane, loss)
-            self._orphan(worker, lane, False)
+        self._orphan(worker)
         self._settle_requests(worker)

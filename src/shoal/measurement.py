@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from shoal.group import MODES, Answers, GroupEnv, is_group
 from shoal.spaces import flatten
 
-__all__ = ["MEASURING", "Measurement", "time_steps"]
+__all__ = ["MEASURING", "Measurement", "as_one", "time_steps"]
 
 MEASURING = "SHOAL_MEASURING"  # set in the environment of a process whose env is only measured: it leaves no traces
 
@@ -50,8 +50,7 @@ class Measurement:
 
 def time_steps(env: Any) -> Measurement:
     """Step an env with random actions. Runs where the env is, in a worker."""
-    if is_group(env):
-        env = _AsOne(env)
+    env = as_one(env)
     actions = [env.action_space.sample() for _ in range(16)]
     wall: list[float] = []
     cpu: list[float] = []
@@ -76,23 +75,35 @@ def time_steps(env: Any) -> Measurement:
     return Measurement(tuple(wall[::stride]), sum(cpu) / len(cpu))
 
 
+def as_one(env: Any) -> Any:
+    """An env with several lanes as one that can be reset, stepped and closed; any other as it is."""
+    return _AsOne(env) if is_group(env) else env
+
+
 class _AsOne:
-    """An env with several lanes, as far as it takes to measure it. Its lanes go on by themselves."""
+    """An env with several lanes, as far as it takes to measure it. Its lanes go on by themselves, if they can."""
 
     def __init__(self, env: GroupEnv):
         self._env, self._rows = env, np.arange(env.num_lanes)
-        env.use(next(iter(getattr(env, "modes", MODES))))
+        modes = getattr(env, "modes", MODES)
+        self._mode = next((mode for mode in modes if mode != "disabled"), "disabled")
+        env.use(self._mode)
         self._out = Answers.scratch(flatten(env.single_observation_space), env.num_lanes, finals=True)
         self.action_space = batch_space(env.single_action_space, env.num_lanes)
 
-    def reset(self) -> None:
+    def reset(self, seed: int | None = None) -> None:
         self._out.clear()
-        self._env.reset(self._rows, [None] * len(self._rows), None, self._out)
+        seeds = [None if seed is None else seed + row for row in range(len(self._rows))]
+        self._env.reset(self._rows, seeds, None, self._out)
 
     def step(self, actions: Any) -> Any:
         self._out.clear()
         self._env.step(self._rows, actions, self._out)
-        return None, 0.0, False, False, None
+        over = self._mode == "disabled" and bool((self._out.terminated | self._out.truncated).any())
+        return None, 0.0, over, False, None
+
+    def close(self) -> None:
+        self._env.close()
 
 
 def _times_blocked() -> int:

@@ -75,6 +75,11 @@ class Plan:
             for name, value in zip(("spin of the pool", "spin of a worker"), self.spin, strict=True):
                 whole_number(name, value, 0, 10**10)
 
+    @property
+    def envs_in_a_batch(self) -> int | None:
+        """How many envs `recv` waits for; None where the plan does not say."""
+        return self.num_envs if self.batch_size is None else self.batch_size
+
     def __str__(self) -> str:
         workers = f"{self.num_workers} worker" + ("s" if self.num_workers != 1 else "")
         return f"{self.backend} with {workers}{self._envs()}: {self.reason}"
@@ -102,7 +107,7 @@ class Plan:
         """
         try:
             return cls._from_document(json.loads(Path(path).read_text()))
-        except ValueError as error:  # what is no JSON, or no text, is one too
+        except (ValueError, RecursionError) as error:  # what is no JSON, or no text, is a ValueError too
             raise ValueError(f"{str(path)!r} is not a plan that can be used: {error}") from error
 
     @classmethod
@@ -138,10 +143,12 @@ def given_plan(
     plan: Plan | str | os.PathLike[str],
     backend: str,
     num_workers: int | None,
-    batch_size: int | None,
+    batch_envs: int | None,
     isolate: bool,
 ) -> Plan:
     """The plan that a caller gives, or the file of one, with what the caller says beside it.
+
+    A batch size in lanes is not looked at: how many lanes the envs have is known when they are built.
 
     Raises:
         ValueError: the two contradict each other.
@@ -150,18 +157,19 @@ def given_plan(
         plan = Plan.load(plan)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a shoal.Plan or the file of one, found {plan!r}")
-    beside = {"backend": None if backend == "auto" else backend, "num_workers": num_workers, "batch_size": batch_size}
-    for name, value in beside.items():
-        planned = getattr(plan, name)
-        if name == "batch_size" and planned is None:
-            planned = plan.num_envs  # None where the plan does not say
+    beside = {
+        "backend": (None if backend == "auto" else backend, plan.backend),
+        "num_workers": (num_workers, plan.num_workers),
+        "batch_envs": (batch_envs, plan.envs_in_a_batch),
+    }
+    for name, (value, planned) in beside.items():
         if value is not None and planned is not None and value != planned:
             raise contradiction(name, value, planned)
     if isolate and plan.backend != "processes":
         raise ValueError(
             f'isolate=True keeps envs out of this process: the plan with backend="{plan.backend}" does not'
         )
-    return plan if batch_size is None else replace(plan, batch_size=batch_size)
+    return plan if batch_envs is None else replace(plan, batch_size=batch_envs)
 
 
 def contradiction(name: str, value: Any, planned: Any) -> ValueError:

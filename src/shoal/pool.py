@@ -141,8 +141,12 @@ class Pool:
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
         if plan is not None:
-            plan = given_plan(plan, backend, num_workers, batch_size, isolate)
-            backend, batch_size, batch_envs = plan.backend, None, plan.batch_size  # type: ignore[assignment]
+            plan = given_plan(plan, backend, num_workers, batch_envs, isolate)
+            backend = plan.backend  # type: ignore[assignment]
+            if backend in BATCHED and batch_size is None:
+                batch_size = plan.batch_size  # one env has all lanes there
+            elif batch_size is None:
+                batch_envs = plan.batch_size
             if num_envs is None and (isinstance(env, str) or not isinstance(env, Sequence)):
                 num_envs = plan.num_envs
         if backend in BATCHED:
@@ -150,8 +154,9 @@ class Pool:
             env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)]
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
-        if plan is not None and plan.num_envs not in (None, len(env_fns)):
-            raise contradiction("num_envs", len(env_fns), plan.num_envs)
+            count = len(env_fns)
+        if plan is not None and plan.num_envs not in (None, count):
+            raise contradiction("num_envs", count, plan.num_envs)
         self.order, self.copy, self._flat_rows = order, bool(copy), bool(flat_rows)
         self._check_boxes, self._check_nan = check_actions == "all", bool(check_nan)
         self.on_error = on_error
@@ -202,9 +207,13 @@ class Pool:
         self.autoreset = choose_mode(autoreset, self._crew.groups)
         self._policy = replace(self._policy, same_step=self.autoreset == "same_step")
         self.num_envs = self._crew.blocks[-1][1]
-        groups = Groups(self._crew.groups)
+        groups = Groups(self._crew.groups, self._policy.replaces)
         if batch_envs is not None:
             batch_size = groups.lanes_of(batch_envs, self.num_envs)
+        elif batch_size is not None and (planned := self.plan.envs_in_a_batch) is not None:
+            lanes = planned if self.plan.backend in BATCHED else groups.lanes_of(planned, self.num_envs)
+            if batch_size != lanes:
+                raise contradiction("batch_size", batch_size, lanes)
         self.batch_size = whole_number(
             "batch_size", self.num_envs if batch_size is None else batch_size, 1, self.num_envs
         )

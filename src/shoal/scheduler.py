@@ -74,7 +74,7 @@ class Scheduler:
         window: int,
         on_death: Callable[[ShoalError], ShoalError],
     ):
-        self._groups = groups
+        self._groups, self._window = groups, window
         self._crew, self._data, self._on_death = crew, data, on_death
         self._user_resets, self._fifo, self._spin_ns = user_resets, fifo, spin_ns
         self._count, self._frames = slab.layout.lanes, slab.layout.frames
@@ -90,7 +90,7 @@ class Scheduler:
         self._out = np.zeros(self._count, np.int64)
         self._all_ids = np.arange(self._count, dtype=np.int64)
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
-        self._status, self._slot = slab.array("status"), slab.array("slot")
+        self._status, self._slot, self._op = slab.array("status"), slab.array("slot"), slab.array("op")
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._done_ns = slab.array("done_ns")
         self._lanes.refuse_with(_concurrent)
@@ -268,6 +268,9 @@ class Scheduler:
         wanted = None
         if self._fifo and need < self._count and self._pending >= need:
             wanted = self._in_order(self.pending)[:need]
+        if need == self._window and self._pending >= need:
+            wanted = self._of_no_whole_window(least)
+            need = need if wanted is None else len(wanted)
         try:
             return self._wait(need, wanted, deadline)
         except StepTimeout:
@@ -276,11 +279,32 @@ class Scheduler:
                 raise
             return self._wait(len(done), done, deadline)
 
+    def _of_no_whole_window(self, least: int | None) -> Ids | None:
+        """The lanes to wait for where no window can become whole, as parts of several were sent to; None where one can.
+
+        Raises NothingPending unless `least` will do.
+        """
+        if self._state.reshape(-1, self._window).all(axis=1).any():
+            return None
+        pending = self.pending
+        counts = np.bincount(pending // self._window)
+        if (most := int(counts.max())) == self._window:
+            return None
+        if least is None or most < least:
+            raise NothingPending(
+                f"recv waits for {self._window} neighbours, and no such batch was sent to as a whole: send to the rest "
+                f"of one, or give min_batch; pending are {pending[:8].tolist()}"
+            )
+        found: Ids = pending[pending // self._window == counts.argmax()]
+        return found
+
     def _done_in_order(self, most: int) -> Ids:
         """Lanes that can be received at once, first to last as they would be, at most so many."""
         pending = self._in_order(self.pending) if self._fifo else self.pending
-        last = self._groups.leader[pending] if self._groups.some else pending
-        done = (self._state[pending] != 0) & (self._answered[last] == self._requested[last])
+        answered = self._answered == self._requested
+        done = (self._state[pending] != 0) & answered[pending]
+        if self._groups.some:
+            done &= answered[self._groups.leader[pending]]
         if self._fifo:
             ahead = len(pending) if done.all() else int(np.argmin(done))
             return pending[: min(ahead, most)]
@@ -293,6 +317,7 @@ class Scheduler:
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
+        self._groups.check_whole(ids, "reset")
         self._lanes.arrive()
         idle = ids[~self._is_busy(ids)]
         if len(idle):
@@ -319,6 +344,10 @@ class Scheduler:
     def drop(self, ids: Ids, deadline: Deadline) -> None:
         """Wait for those of the lanes that are busy, and forget what they answer."""
         self._healer.note_posted()
+        if self._groups.some:
+            stepping = self.pending
+            stepping = stepping[self._op[stepping] == native.OP_STEP]  # resets of some lanes are asked for one by one
+            self._groups.check_none_stays(ids, stepping, "drop")
         for lane in ids.tolist():
             if self._healer.held.pop(lane, None) is not None:
                 self._pending -= 1

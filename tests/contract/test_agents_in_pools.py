@@ -137,6 +137,37 @@ def test_envs_that_are_lost_come_back(backend: str) -> None:
         assert batch.began.tolist() == [False] * 3 + [True] * 3
 
 
+class Breaks(Crowd):
+    """Raises where anybody does 4."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if 4 in actions.values():
+            raise RuntimeError("too much")
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loss_ends_only_what_was_going_on(backend: str, mode: str) -> None:
+    """No agent's episode ends twice, and who is absent says nothing."""
+    rng, lost = np.random.default_rng(0), 0
+    with make_pool(Breaks, backend, autoreset=mode, on_error="restart", max_restarts=1000, copy=True) as pool:
+        batch = pool.reset(seed=0)
+        for i in range(120):
+            lives = batch.mask & (batch.began | ~batch.done)
+            over = ~lives.reshape(3, 4).any(axis=1)
+            actions = rng.integers(0, 4, 12)
+            if i % 5 == 0:
+                actions[rng.integers(12)] = 4
+            if mode == "disabled" and over.any():
+                batch = pool.reset()
+                continue
+            batch = pool.step(actions)
+            lost += len({lane // 4 for lane, info in batch.info.items() if "shoal_restart" in info})
+            assert not (batch.done & ~lives).any()
+            assert not (~batch.mask & (batch.done | batch.began | (batch.reward != 0) | batch.obs.any(axis=1))).any()
+        assert lost == pool.stats().restarts > 3
+
+
 def test_make_gives_a_vector_env_of_lanes(backend: str) -> None:
     workers = None if backend == "serial" else 2
     with shoal.make(Crowd, 2, backend=backend, num_workers=workers) as envs:

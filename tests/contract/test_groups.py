@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,17 +102,27 @@ def test_infos_of_a_vector_env() -> None:
             }
 
 
-def test_disabled_autoreset_lets_lanes_be_reset_alone() -> None:
-    with open_pool(vectors(CountEnv, 3, AutoresetMode.DISABLED), 2, autoreset="disabled") as pool:
+class SlowToReset(CountEnv):
+    """Takes a moment for a reset, so that who does not wait for it is seen."""
+
+    def reset(self, **given: Any) -> Any:
+        time.sleep(0.05)
+        return super().reset(**given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disabled_autoreset_lets_lanes_be_reset_alone(backend: str) -> None:
+    with open_pool(vectors(SlowToReset, 3, AutoresetMode.DISABLED), 2, backend, autoreset="disabled") as pool:
         pool.reset(seed=0)
         for _ in range(5):
             batch = pool.step(np.zeros(6, int))
         assert batch.done.all()
         with pytest.raises(shoal.ResetNeeded):
             pool.step(np.zeros(6, int))
-        first = pool.reset([0, 1, 2, 3, 4, 5][1:3], seed=[70, 80])
+        first = pool.reset([1, 4], seed=[70, 80])
         assert first.obs[:, 0].tolist() == [70, 80]
-        pool.reset([0, 3, 4, 5])
+        assert first.began.all()
+        pool.reset([0, 2, 3, 5])
         batch = pool.step(np.zeros(6, int))
         assert batch.obs[:, 2].tolist() == [1] * 6
         assert batch.episode_length.tolist() == [1] * 6
@@ -180,6 +191,43 @@ def test_lanes_of_one_env_are_asked_together() -> None:
         open_pool(vectors(CountEnv, 2), 3, batch_size=3)
 
 
+@pytest.mark.parametrize("backend", ["serial", "threads"])
+def test_lanes_of_one_env_are_dropped_and_waited_for_together(backend: str) -> None:
+    with open_pool(vectors(CountEnv, 3), 2, backend) as pool:
+        pool.reset(seed=0)
+        pool.send(np.zeros(6, int))
+        with pytest.raises(shoal.BadCall, match="lanes 0 to 2"):
+            pool.drop_pending([0, 3, 4, 5])
+        assert pool.pending.tolist() == list(range(6))
+        pool.drop_pending([3, 4, 5])
+        pool.drop_pending()
+        pool.async_reset()
+        with pytest.raises(shoal.BadCall, match="lanes 0 to 2"):
+            pool.wait_reset([1])
+        assert pool.wait_reset().ids.tolist() == list(range(6))
+
+
+def test_a_step_under_way_is_not_dropped_for_some_lanes() -> None:
+    with open_pool(vectors(CountEnv, 3, AutoresetMode.DISABLED), 2, autoreset="disabled") as pool:
+        pool.reset(seed=0)
+        pool.send(np.zeros(6, int))
+        with pytest.raises(shoal.BadCall, match="lanes 0 to 2"):
+            pool.reset([1])
+        assert pool.recv().obs[:, 2].tolist() == [1] * 6
+        pool.async_reset([0, 1])
+        pool.reset([1])  # resets are the lanes' own
+        assert pool.pending.tolist() == [0]
+
+
+def test_lanes_that_are_lost_together_are_reset_together() -> None:
+    make = vectors(CountEnv, 3, AutoresetMode.DISABLED)
+    with open_pool(make, 2, "processes", autoreset="disabled", on_error="restart") as pool:
+        pool.reset(seed=0)
+        with pytest.raises(shoal.BadCall, match="lanes 3 to 5"):
+            pool.reset([4])
+        assert pool.reset([3, 4, 5], seed=10).obs[:, 0].tolist() == [13, 14, 15]
+
+
 @pytest.mark.parametrize("backend", ["threads", "processes"])
 @pytest.mark.parametrize("order", ["ready", "fifo"])
 def test_partial_batches_never_cut_an_env_in_two(backend: str, order: Any) -> None:
@@ -245,6 +293,19 @@ def test_contiguous_batches_come_as_they_are_complete(gate: Path) -> None:
         assert sorted(pool.recv().env_id.tolist() + pool.recv().env_id.tolist()) == [0, 1, 4, 5]
     with pytest.raises(ValueError, match="does not divide"):
         open_pool(CountEnv, 6, batch_size=4, order="contiguous")
+
+
+@pytest.mark.parametrize("backend", ["serial", "threads"])
+def test_parts_of_several_contiguous_batches_are_not_waited_for_in_vain(backend: str) -> None:
+    with open_pool(CountEnv, 6, backend, batch_size=2, order="contiguous") as pool:
+        pool.reset(seed=0)
+        pool.send([0, 0, 0], [0, 2, 5])
+        with pytest.raises(shoal.NothingPending, match="neighbours"):
+            pool.recv()
+        assert pool.recv(min_batch=1).env_id.tolist() == [0]
+        pool.send([0], [3])
+        assert pool.recv().env_id.tolist() == [2, 3]
+        assert pool.recv(min_batch=1).env_id.tolist() == [5]
 
 
 # ---- envs of PufferLib's kind, and our own -------------------------------------------------------------------------
@@ -450,6 +511,7 @@ def test_lost_groups_are_replaced_as_a_whole(backend: str, action: int) -> None:
             assert batch.info[lane]["shoal_restart"]["count"] == 1
             assert batch.info[lane]["shoal_restart"]["culprit"] == 2
             np.testing.assert_array_equal(batch.info[lane]["final_obs"], seen[lane])
+        assert pool.stats().restarts == 1  # of one env, however many lanes it has
         assert batch.episode_length.tolist() == [2, 2, 1, 1, 2, 2]
         batch = pool.step(np.ones(6, int))
         assert batch.episode_length.tolist()[2:4] == [1, 1]
@@ -457,6 +519,53 @@ def test_lost_groups_are_replaced_as_a_whole(backend: str, action: int) -> None:
         pool.step([0, 0, action, 0, 0, 0])
         with pytest.raises((ValueError, shoal.WorkerDied)):  # one env's restart counts once, not once a lane
             pool.step([0, 0, action, 0, 0, 0])
+
+
+def test_an_interrupt_between_answers_and_their_notes_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_pool(RowsEnv, 3) as pool:
+        pool.reset(seed=0)
+        for _ in range(2):
+            pool.step(np.zeros(6, int))
+        stepper = pool._crew.inline._stepper  # type: ignore[union-attr]
+
+        def interrupt() -> None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(stepper, "_flush", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            pool.step(np.zeros(6, int))
+        batch = pool.recv(timeout=10)
+        assert batch.info == {lane: {"infos": [{"score": 1}]} for lane in (0, 2, 4)}
+
+
+class Deadly:
+    """Takes the process along that pickles it: an answer is there then, and its note never comes."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class DiesOverItsInfo(RowsEnv):
+    def step(self, actions: Any) -> Any:
+        infos = [{"deadly": Deadly()}, *({} for _ in actions[1:])] if actions[0] == 2 else []
+        return (*super().step(actions)[:-1], infos)
+
+
+def test_a_group_whose_answer_was_told_by_half_is_lost_as_a_whole() -> None:
+    """Also in partial batches, of which none has a part of a group."""
+    with open_pool(DiesOverItsInfo, 3, "processes", on_error="restart", num_workers=3, batch_envs=1) as pool:
+        pool.reset(seed=0)
+        pool.send([0, 0, 2, 0, 0, 0])
+        found = {}
+        for _ in range(3):
+            batch = pool.recv(timeout=30)
+            assert batch.env_id.tolist() in ([0, 1], [2, 3], [4, 5])
+            found[int(batch.env_id[0])] = batch.truncated.tolist(), sorted(batch.info)
+        assert found == {0: ([False] * 2, []), 2: ([True] * 2, [2, 3]), 4: ([False] * 2, [])}
+        pool.send(np.zeros(6, int))
+        assert sum(len(pool.recv(timeout=30).env_id) for _ in range(3)) == 6
 
 
 def test_a_lost_vector_env_under_next_step() -> None:

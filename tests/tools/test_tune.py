@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 import shoal
 from shoal import procs
@@ -128,6 +129,17 @@ def test_a_number_of_envs_is_found(capfd: pytest.CaptureFixture[str]) -> None:
     with shoal.Pool("CartPole-v1", plan=result.plan) as pool:
         assert pool.num_envs == result.plan.num_envs
     assert capfd.readouterr() == ("", "")
+
+
+def test_envs_with_several_lanes_are_tuned_as_envs() -> None:
+    def pair() -> Any:
+        return SyncVectorEnv([Small] * 2)
+
+    result = shoal.tune(pair, 3, batch_size=2, backends=("threads",), **QUICK)
+    assert (result.plan.num_envs, result.plan.batch_size) == (3, 2)
+    assert any(trial.rates for trial in result.table)
+    with shoal.Pool(pair, plan=result.plan) as pool:
+        assert (pool.num_envs, pool.batch_size) == (6, 4)
 
 
 def test_envs_that_differ_are_tuned_together() -> None:

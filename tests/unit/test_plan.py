@@ -11,9 +11,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
 from shoal.adapters.gymnasium import as_env_fns
+from shoal.adapters.modern import modern
 from shoal.deadline import NEVER
 from shoal.measurement import Measurement, time_steps
 from shoal.plan import MOST_THREADS, Plan, _choose, make_plan, predict
@@ -155,6 +157,12 @@ def test_an_env_whose_first_step_is_its_last_can_be_measured() -> None:
     assert len(time_steps(OneShot()).wall) > 1
 
 
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
+    env = SyncVectorEnv([OneShot] * 2, autoreset_mode=mode)
+    assert len(time_steps(modern(env)).wall) > 1
+
+
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="isolate"):
         shoal.Pool(Napping, 2, backend="hybrid", isolate=True)
@@ -204,7 +212,11 @@ def test_a_file_that_is_no_plan_says_what_is_wrong(change: dict[str, Any], says:
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "no json", '{"what": "shoal plan", "version": 1, "backend": "serial"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "no json", "[" * 100_000, '{"what": "shoal plan", "version": 1, "backend": "serial"}'],
+    ids=["nothing", "a list", "no json", "too deep", "incomplete"],
+)
 def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(ValueError, match="is not a plan"):
@@ -231,6 +243,19 @@ def test_a_plan_for_any_number_of_envs_has_no_more_workers_than_these() -> None:
         assert len(pool.workers) == 2
 
 
+def test_batches_beside_a_plan_are_in_lanes_or_in_envs_as_their_names_say() -> None:
+    def pair() -> Any:
+        return SyncVectorEnv([Napping] * 2)
+
+    for options in ({"batch_envs": 2}, {"batch_size": 4}):
+        with shoal.Pool(pair, 3, plan=Plan("serial", 1), **options) as pool:
+            assert (pool.num_envs, pool.batch_size) == (6, 4)
+    with shoal.Pool(pair, plan=Plan("serial", 1, num_envs=3, batch_size=2), batch_size=4) as pool:
+        assert pool.batch_size == 4
+    with pytest.raises(ValueError, match="batch_size: 2 was asked for, and the plan says 4"):
+        shoal.Pool(pair, plan=Plan("serial", 1, num_envs=3, batch_size=2), batch_size=2)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -238,6 +263,7 @@ def test_a_plan_for_any_number_of_envs_has_no_more_workers_than_these() -> None:
         ({"backend": "threads"}, "backend: 'threads' was asked for, and the plan says 'processes'"),
         ({"num_workers": 2}, "num_workers: 2"),
         ({"batch_size": 7}, "batch_size: 7"),
+        ({"batch_envs": 3}, "batch_envs: 3 was asked for, and the plan says 5"),
     ],
 )
 def test_options_beside_a_plan_must_not_contradict_it(options: dict[str, Any], says: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
+from agent_envs import Crowd
 from envs import INFO_KINDS, SPACES, CountEnv, FailEnv, InfoEnv, SpaceEnv
 from shoal.wrappers import (
     CheckNan,
@@ -415,3 +416,31 @@ def test_an_env_that_is_restarted_begins_anew(mode: str) -> None:
         assert batch.obs[0, :3].tolist() == [0, 0, 0]
         assert batch.obs[0, 5] == 0
         assert monitor.episode_count == 1
+
+
+# ---- agents that are absent ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_lanes_without_an_agent_are_nobodys_rows(mode: Any) -> None:
+    """Statistics are those of the agents that were there, and the others' rows stay zeros."""
+    pool = shoal.Pool(Crowd, 3, backend="serial", autoreset=mode, copy=True)
+    episodes, returns, observations, absent = [], [], [], 0
+    with wrap(pool, seen := Seen(), MonitorEpisodes(keep=1000), Normalize(norm_reward=False), FrameStack(2)) as envs:
+        batches = [envs.reset(seed=0), *(envs.step(np.ones(12, int)) for _ in range(60))]
+        monitor, normalize = envs.transforms[1:3]
+        for batch, rows in zip(batches, seen.rows, strict=True):
+            assert rows.ids.tolist() == batch.env_id[batch.mask].tolist()
+            assert batch.obs.shape == (12, 8)
+            assert not batch.obs[~batch.mask].any()
+            assert not batch.reward[~batch.mask].any()
+            absent += int((~batch.mask).sum())
+            observations.append(rows.obs)
+            episodes += batch.episode_length[batch.done].tolist()
+            returns += batch.episode_return[batch.done].tolist()
+            for row in np.flatnonzero(batch.done):
+                assert batch.info[int(row)]["episode"]["l"] == batch.episode_length[row]
+        assert absent > 50
+        assert list(monitor.last_lengths) == episodes
+        np.testing.assert_allclose(monitor.last_returns, returns)
+        np.testing.assert_allclose(normalize.obs_rms.mean, np.concatenate(observations).mean(axis=0), rtol=1e-3)

@@ -232,11 +232,15 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
     return PyLong_FromLong(POST_OK);
 }
 
+static inline int lanes_has_answered(Lanes *self, int64_t lane) {
+    return atomic_load_explicit(&self->answered[lane], memory_order_acquire) ==
+           atomic_load_explicit(&self->requested[lane], memory_order_relaxed);
+}
+
+/* Its own answer counts as well as its leader's: a lane that was reset alone has a leader that was asked nothing. */
 static inline int lanes_is_ready(Lanes *self, int64_t lane) {
-    int64_t last = self->leader.obj ? ((const int64_t *)self->leader.buf)[lane] : lane;
-    return ((const uint8_t *)self->state.buf)[lane] == LANE_PENDING &&
-           atomic_load_explicit(&self->answered[last], memory_order_acquire) ==
-               atomic_load_explicit(&self->requested[last], memory_order_relaxed);
+    return ((const uint8_t *)self->state.buf)[lane] == LANE_PENDING && lanes_has_answered(self, lane) &&
+           (!self->leader.obj || lanes_has_answered(self, ((const int64_t *)self->leader.buf)[lane]));
 }
 
 /* Fills candidates with the ready lanes: of `wanted` if given, of all otherwise. */

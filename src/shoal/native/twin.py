@@ -216,8 +216,9 @@ class Lanes:
         while True:
             if self._alarmed:  # first: where others are always ready, nobody would ever hear of the one that is gone
                 return COLLECT_ALARM
-            done = (self._answered == self._requested)[self._leader]
-            ready = np.flatnonzero((self._state == LANE_PENDING) & done)
+            done = self._answered == self._requested
+            # A lane that was reset alone has a leader that was asked nothing.
+            ready = np.flatnonzero((self._state == LANE_PENDING) & done & done[self._leader])
             if wanted is not None:
                 ready = np.intersect1d(ready, wanted)
             elif self._window and need == self._window:

@@ -26,7 +26,7 @@ from shoal.adapters.gymnasium import EnvFn
 from shoal.adapters.modern import modern
 from shoal.block import spaces_of
 from shoal.errors import ShoalError, SlowEnvWarning, StepTimeout
-from shoal.measurement import MEASURING, time_steps
+from shoal.measurement import MEASURING, as_one, time_steps
 from shoal.pool import Pool
 from shoal.tuning.candidates import Candidate, EnvCost
 
@@ -92,6 +92,7 @@ class Lab:
     def _build(self) -> Any:
         env = modern(self._env_fns[0]())
         spaces_of(env)
+        env = as_one(env)
         env.reset(seed=0)
         return env
 
@@ -136,7 +137,8 @@ class _Trial:
         try:
             self._policy: Callable[[], None] = functools.partial(_compute, latency) if latency else _nothing
             self._turn = self._turn_partial if candidate.partial else self._turn_full
-            space = batch_space(self.pool.single_action_space, candidate.batch_size)
+            self._envs = candidate.batch_size
+            space = batch_space(self.pool.single_action_space, self.pool.batch_size)
             space.seed(0)
             self._actions: Iterator[Any] = itertools.cycle([space.sample() for _ in range(ACTIONS)])
             if candidate.partial:
@@ -148,13 +150,14 @@ class _Trial:
             raise
 
     def run(self, seconds: float) -> float:
+        """Steps of envs per second, however many lanes each has."""
         turn, clock, turns = self._turn, time.perf_counter, 0
         began = now = clock()
         while turns == 0 or now - began < seconds:
             turn()
             turns += 1
             now = clock()
-        return turns * self.pool.batch_size / (now - began)
+        return turns * self._envs / (now - began)
 
     def _turn_full(self) -> None:
         self._policy()

@@ -116,6 +116,22 @@ class WrappedPool:
             transform.send(actions, ids)
 
     def _transformed(self, batch: Batch) -> Batch:
+        if batch.mask.all():
+            return self._apply(batch)
+        # Where nobody is, there is nothing to learn from, and nothing to change.
+        at, count = np.flatnonzero(batch.mask), len(batch.mask)
+        if not len(at):
+            return batch._replace(obs=create_empty_array(self.single_observation_space, count, np.zeros))
+        fields = {name: getattr(batch, name)[at] for name in batch._fields if name not in ("obs", "info")}
+        obs = take_rows(self.pool.single_observation_space, batch.obs, at)
+        info = {env_id: info for env_id, info in batch.info.items() if env_id in fields["env_id"]}
+        found = self._apply(Batch(obs=obs, info=info, **fields))
+        spread = {
+            name: _spread(getattr(found, name), at, count) for name in ("obs", "reward", "terminated", "truncated")
+        }
+        return batch._replace(**spread, info={**batch.info, **found.info})
+
+    def _apply(self, batch: Batch) -> Batch:
         row_of = {env_id: row for row, env_id in enumerate(batch.env_id.tolist())} if batch.info else {}
         finals = {row_of[env_id]: final for env_id, final in batch.final_obs.items()}
         # Where an episode has ended, its own info counts, not that of the next one's reset.
@@ -235,6 +251,17 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
             close_all(self.transforms)
         finally:
             self.env.close(**options)
+
+
+def _spread(value: Any, at: Ids, count: int) -> Any:
+    """These rows of a batch, which are zeros elsewhere."""
+    if isinstance(value, dict):
+        return {key: _spread(part, at, count) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_spread(part, at, count) for part in value)
+    whole = np.zeros((count, *value.shape[1:]), value.dtype)
+    whole[at] = value
+    return whole
 
 
 def _last_info(info: dict[str, Any]) -> dict[str, Any]:
