@@ -25,6 +25,7 @@ LAYERS = (
     ("state", "messages"),
     ("rows", "groups", "block", "measurement"),
     ("group_stepper",),
+    ("compiled",),
     ("specs", "stats", "batch", "snapshot", "emulation"),
     ("frames",),
     ("backends",),
@@ -44,7 +45,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "compiled"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 
