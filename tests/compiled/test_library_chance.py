@@ -12,7 +12,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from shoal import compiled
 from shoal.compiled.library import blackjack
-from tests.compiled.library_kit import Forced, chi_square_is_ordinary, ours, theirs
+from compiled.library_kit import Forced, chi_square_is_ordinary, ours, theirs
 
 # A number in each part of (0, 1) that an outcome can stand for, and some that lie close to the bounds.
 DRAWS = (0.0, 0.1, 0.3333, 0.33334, 0.5, 0.6666, 0.66667, 0.75, 0.8, 0.8001, 0.8999, 0.9001, 0.99)
@@ -184,7 +184,7 @@ def test_nobody_is_fickle_before_they_are_in_the_taxi() -> None:
 # ---- Blackjack
 
 
-@pytest.mark.parametrize(("natural", "sab"), itertools.product((False, True), repeat=2))
+@pytest.mark.parametrize(("natural", "sab"), [(False, False), (False, True), (True, False), (True, True)])
 def test_blackjack_with_the_same_cards(natural: bool, sab: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole games, the cards of both taken from one pile."""
     rng = np.random.default_rng(0)

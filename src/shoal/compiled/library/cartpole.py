@@ -12,6 +12,8 @@ from shoal import compiled
 
 __all__ = ["CartPole"]
 
+POLE_MASS = 0.1
+MASS = POLE_MASS + 1.0
 TAU = 0.02
 X_LIMIT = 2.4
 THETA_LIMIT = 12 * 2 * math.pi / 360
@@ -25,10 +27,7 @@ class CartPole(compiled.Env):
     action_space = spaces.Discrete(2)
     max_episode_steps = 500
     state = {"x": float, "v": float, "theta": float, "omega": float}
-    params = {
-        "gravity": 9.8, "masscart": 1.0, "masspole": 0.1, "length": 0.5, "force_mag": 10.0,
-        "step_reward": 1.0, "last_reward": 1.0,
-    }  # fmt: skip
+    params = {"gravity": 9.8, "length": 0.5, "force_mag": 10.0, "step_reward": 1.0, "last_reward": 1.0}
 
     def __init__(self, sutton_barto_reward: bool = False):
         if sutton_barto_reward:
@@ -44,13 +43,12 @@ class CartPole(compiled.Env):
     @staticmethod
     def step(state: Any, action: Any, rng: Any) -> Any:
         force = state.force_mag if action == 1 else -state.force_mag
-        mass = state.masspole + state.masscart
-        pole_moment = state.masspole * state.length
+        pole_moment = POLE_MASS * state.length
         x, v, theta, omega = state.x, state.v, state.theta, state.omega
         cos, sin = math.cos(theta), math.sin(theta)
-        push = (force + pole_moment * (omega * omega) * sin) / mass
-        turn = (state.gravity * sin - cos * push) / (state.length * (4.0 / 3.0 - state.masspole * (cos * cos) / mass))
-        pull = push - pole_moment * turn * cos / mass
+        push = (force + pole_moment * (omega * omega) * sin) / MASS
+        turn = (state.gravity * sin - cos * push) / (state.length * (4.0 / 3.0 - POLE_MASS * (cos * cos) / MASS))
+        pull = push - pole_moment * turn * cos / MASS
 
         x = x + TAU * v
         v = v + TAU * pull

@@ -24,10 +24,10 @@ FROZEN, HOLE, GOAL = 0, 1, 2
 
 def board_of(desc: Any) -> Any:
     """Return the letters of a map, given by rows, as an array [rows, columns] of bytes."""
-    letters = np.asarray(desc, dtype="c")
-    if letters.ndim != 2 or not (letters == b"S").any():
+    rows = [str(row) if isinstance(row, str) else "".join(np.asarray(row, str)) for row in desc]
+    if len({len(row) for row in rows}) != 1 or not any("S" in row for row in rows):
         raise ValueError(f"desc: expected rows of the same length with an 'S' among them, found {desc!r}")
-    return letters
+    return np.asarray(rows, dtype="c")
 
 
 class FrozenLake(compiled.Env):

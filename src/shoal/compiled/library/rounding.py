@@ -10,14 +10,26 @@ from shoal import compiled
 
 __all__ = ["single", "square", "square_single"]
 
+SPLIT = 2.0**27 + 1.0  # halves the bits of a float64
+POW_ERROR = 2.0**-58  # at most, relative and before rounding; glibc's is about half of it
+
 
 @compiled.function
-def square(x: Any) -> Any:
+def square(x: float) -> float:
     """Return x ** 2 as the C library's pow rounds it, which once in a thousand times is not as x * x rounds.
 
-    A compiler makes x * x of a power of 2 that it can see, so the exponent is hidden from it.
+    They differ only where x * x, before it is rounded, lies about in the middle of two floats. What rounding took away
+    tells (Dekker's product), and only there pow, which is slow, is asked.
     """
-    return x ** (2.0 + 0.0 * x)
+    product = x * x
+    scaled = SPLIT * x
+    high = scaled - (scaled - x)
+    low = x - high
+    lost = ((high * high - product) + 2.0 * high * low) + low * low
+    doubt = product * POW_ERROR
+    if product + (lost + doubt) == product and product + (lost - doubt) == product:
+        return product
+    return x ** (2.0 + 0.0 * x)  # a compiler would make x * x of an exponent that it can see
 
 
 @compiled.function
