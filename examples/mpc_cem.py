@@ -1,8 +1,8 @@
-"""Model-predictive control by the cross-entropy method: swing a pendulum up by trying thousands of futures at each step.
+"""Model-predictive control by the cross-entropy method: at each step of a pendulum, thousands of futures are tried.
 
-The controller learns nothing. At each step it sets all lanes of a compiled pool to the pendulum's present state, tries a
-sequence of torques in each, and draws the next sequences around the best; then it applies the first torque of what it has
-found. The pendulum itself is Gymnasium's. Run: python examples/mpc_cem.py
+The controller learns nothing. At each step it sets all lanes of a compiled pool to the pendulum's present state, tries
+a sequence of torques in each, and draws the next sequences around the best; then it applies the first torque of what it
+has found. The pendulum itself is Gymnasium's. Run: python examples/mpc_cem.py
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
+from compiled.library_kit import Forced, chi_square_is_ordinary, ours, theirs
 from shoal import compiled
 from shoal.compiled.library import blackjack
-from compiled.library_kit import Forced, chi_square_is_ordinary, ours, theirs
 
 # A number in each part of (0, 1) that an outcome can stand for, and some that lie close to the bounds.
 DRAWS = (0.0, 0.1, 0.3333, 0.33334, 0.5, 0.6666, 0.66667, 0.75, 0.8, 0.8001, 0.8999, 0.9001, 0.99)

@@ -70,11 +70,11 @@ def test_spaces_and_length_are_gymnasiums(physics: Physics) -> None:
 
 
 RESETS = {
-    "CartPole-v1": {name: (-0.05, 0.05) for name in ("x", "v", "theta", "omega")},
+    "CartPole-v1": dict.fromkeys(("x", "v", "theta", "omega"), (-0.05, 0.05)),
     "Pendulum-v1": {"theta": (-np.pi, np.pi), "omega": (-1, 1)},
     "MountainCar-v0": {"position": (-0.6, -0.4), "velocity": (0, 0)},
     "MountainCarContinuous-v0": {"position": (-0.6, -0.4), "velocity": (0, 0)},
-    "Acrobot-v1": {name: (-0.1, 0.1) for name in ("theta1", "theta2", "omega1", "omega2")},
+    "Acrobot-v1": dict.fromkeys(("theta1", "theta2", "omega1", "omega2"), (-0.1, 0.1)),
 }
 
 
@@ -166,4 +166,3 @@ def test_squares_are_those_of_pow() -> None:
     for value in [*differ_single, *singles[:2000]]:
         assert type(square_single(value)) is np.float32
         assert square_single(value) == value**2
-

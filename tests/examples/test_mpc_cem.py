@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mpc_cem.py"
 
 
@@ -21,5 +19,6 @@ def returns(*arguments: str) -> tuple[float, float]:
 
 
 def test_a_few_futures_in_plain_python() -> None:
-    chance, planned = returns("--backend", "serial", "--lanes", "8", "--horizon", "10", "--rounds", "2", "--steps", "40")
+    small = "--lanes 8 --horizon 10 --rounds 2 --steps 40"
+    chance, planned = returns("--backend", "serial", *small.split())
     assert planned > chance

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
+from shoal.compiled.library.drawing import fill
 
 __all__ = ["Bricks"]
 
@@ -117,11 +118,8 @@ class Bricks(compiled.Env):
         for i in range(ROWS):
             for j in range(COLUMNS):
                 if state.bricks[i, j] == 1:
-                    top, first = WALL_TOP + i * BRICK_HEIGHT, j * BRICK_WIDTH
-                    # A dark line to the right of each and below it, so that bricks can be told apart.
-                    obs[top : top + BRICK_HEIGHT - 1, first : first + BRICK_WIDTH - 1] = BRICK_SHADE + (
-                        BRICK_SHADE_STEP * i
-                    )
-        obs[PADDLE_ROW : PADDLE_ROW + PADDLE_HEIGHT, state.paddle : state.paddle + PADDLE_WIDTH] = PADDLE_SHADE
-        row, column = int(state.ball_row), int(state.ball_column)
-        obs[row : row + BALL, column : column + BALL] = BALL_SHADE
+                    top, first, shade = WALL_TOP + i * BRICK_HEIGHT, j * BRICK_WIDTH, BRICK_SHADE + i * BRICK_SHADE_STEP
+                    # A dark line below each and to its right, so that bricks can be told apart.
+                    fill(obs, top, first, BRICK_HEIGHT - 1, BRICK_WIDTH - 1, shade)
+        fill(obs, PADDLE_ROW, state.paddle, PADDLE_HEIGHT, PADDLE_WIDTH, PADDLE_SHADE)
+        fill(obs, int(state.ball_row), int(state.ball_column), BALL, BALL, BALL_SHADE)

@@ -8,6 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
+from shoal.compiled.library.drawing import fill
 
 __all__ = ["Orchard"]
 
@@ -18,7 +19,7 @@ APPLE_SHADE, OTHER_SHADE, OWN_SHADE = 90, 170, 255
 
 
 @compiled.function
-def apples_around(apples: Any, row: int, column: int) -> int:
+def apples_around(apples: Any, row: int, column: int) -> Any:
     """Count those in the eight cells around one."""
     found = 0
     for i in range(max(row - 1, 0), min(row + 2, SIDE)):
@@ -30,7 +31,7 @@ def apples_around(apples: Any, row: int, column: int) -> int:
 @compiled.function
 def is_taken(state: Any, row: int, column: int) -> Any:
     """Say whether somebody stands in a cell."""
-    for k in range(len(state.row)):
+    for k in range(len(state.row)):  # noqa: SIM110, a compiler has no any()
         if state.row[k] == row and state.column[k] == column:
             return True
     return False
@@ -39,9 +40,9 @@ def is_taken(state: Any, row: int, column: int) -> Any:
 class Orchard(compiled.Env):
     """A point for each apple; over for all when none is left, as none can grow any more.
 
-    Nobody can step where somebody stands, and who moves first changes from step to step. An apple grows in an empty cell
-    the sooner, the more apples are around it, so who takes all of them soon has none. Observations are the orchard in
-    shades of grey, one's own place the brightest. Actions: stay, up, right, down, left.
+    Nobody can step where somebody stands, and who moves first changes from step to step. An apple grows in an empty
+    cell the sooner, the more apples are around it, so who takes all of them soon has none. Observations are the orchard
+    in shades of grey, one's own place the brightest. Actions: stay, up, right, down, left.
 
     Args:
         num_agents: how many pick.
@@ -53,8 +54,8 @@ class Orchard(compiled.Env):
     max_episode_steps = 500
 
     def __init__(self, num_agents: int = 4):
-        if not 1 <= num_agents <= SIDE:
-            raise ValueError(f"num_agents: expected 1 to {SIDE}, found {num_agents!r}")
+        if not 2 <= num_agents <= SIDE:
+            raise ValueError(f"num_agents: expected 2 to {SIDE}, found {num_agents!r}")
         self.num_agents = num_agents
         self.state = {
             "apples": (np.uint8, (SIDE, SIDE)), "left": int, "first": int,
@@ -109,12 +110,12 @@ class Orchard(compiled.Env):
 
     @staticmethod
     def observe(state: Any, obs: Any) -> None:
-        for k in range(len(state.row)):
+        agents = len(state.row)
+        for k in range(agents):
             for i in range(SIDE):
                 for j in range(SIDE):
                     if state.apples[i, j] == 1:
-                        obs[k, i * CELL : (i + 1) * CELL, j * CELL : (j + 1) * CELL] = APPLE_SHADE
-            for other in range(len(state.row)):
-                top, first = state.row[other] * CELL, state.column[other] * CELL
+                        fill(obs[k], i * CELL, j * CELL, CELL, CELL, APPLE_SHADE)
+            for other in range(agents):
                 shade = OWN_SHADE if other == k else OTHER_SHADE
-                obs[k, top : top + CELL, first : first + CELL] = shade
+                fill(obs[k], state.row[other] * CELL, state.column[other] * CELL, CELL, CELL, shade)

@@ -15,7 +15,7 @@ POW_ERROR = 2.0**-58  # at most, relative and before rounding; glibc's is about 
 
 
 @compiled.function
-def square(x: float) -> float:
+def square(x: float) -> Any:
     """Return x ** 2 as the C library's pow rounds it, which once in a thousand times is not as x * x rounds.
 
     They differ only where x * x, before it is rounded, lies about in the middle of two floats. What rounding took away
