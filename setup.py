@@ -26,7 +26,7 @@ core = Extension(
     sources=["src/shoal/native/_core.c"],
     depends=[
         f"src/shoal/native/{name}.h"
-        for name in ("compat", "doorbell", "leaf", "lanes", "step_block", "bounds", "moments")
+        for name in ("compat", "doorbell", "leaf", "lanes", "step_block", "bounds", "moments", "kernel", "task")
     ],
     extra_compile_args=["-std=c11", "-O3", *os.environ.get("SHOAL_CFLAGS", "").split()],
     extra_link_args=["-lm", *os.environ.get("SHOAL_CFLAGS", "").split()],

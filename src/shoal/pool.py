@@ -41,7 +41,7 @@ from shoal.healing import HealthPolicy
 from shoal.messages import StepperConfig
 from shoal.plan import Plan, make_plan, spin_times
 from shoal.remote import PackedError
-from shoal.rows import BATCHED, batched_env_fn
+from shoal.rows import BATCHED, batched_env_fn, can_be_compiled, choose_compiled
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
 from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
@@ -63,9 +63,10 @@ class Pool:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
-            processes), "jax" (one functional env, stepped for all lanes at once on a device), or "auto", which measures
-            the env and chooses ("processes", unmeasured, where on_error, step_timeout or recycle_after say that envs
-            may do terrible things); `pool.plan` says what and why.
+            processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
+            derives from `shoal.compiled.Env`, stepped by compiled code in threads), or "auto", which measures the env
+            and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
+            recycle_after say that envs may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
         batch_envs: the same in envs, where these have several lanes.
@@ -104,7 +105,7 @@ class Pool:
         env: Any,
         num_envs: int | None = None,
         *,
-        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax"] = "auto",
+        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled"] = "auto",
         num_workers: int | None = None,
         batch_size: int | None = None,
         batch_envs: int | None = None,
@@ -134,9 +135,12 @@ class Pool:
         check_choice("check_actions", check_actions, ("all", "discrete"))
         self._start_method = start_method or DEFAULT_START_METHOD
         check_choice("start_method", self._start_method, START_METHODS)
+        reason = ""
+        if backend == "auto" and can_be_compiled(env) and not (isolate or on_error == "restart" or step_timeout):
+            backend, reason = choose_compiled(env)
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
-            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)]
+            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs, num_workers)]
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
         self.order, self.copy = order, bool(copy)
@@ -162,6 +166,8 @@ class Pool:
         self.plan: Plan = make_plan(
             env_fns, backend, num_workers, min(expected, len(env_fns)), isolate, self._start_method, deadline
         )
+        if reason:
+            self.plan = replace(self.plan, reason=reason if backend == "compiled" else f"{self.plan.reason}; {reason}")
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
         try:
             self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)

@@ -87,6 +87,8 @@ class Scheduler:
         self._owner = crew.owner_of_lanes()
         self._lanes: Any = native.Lanes(slab, self._state, self._owner, *crew.bells(), groups.leader, window)
         self._run_inline = None if crew.inline is None else crew.inline.run
+        if crew.inline is not None and crew.inline.kernel is not None:
+            self._lanes.use_kernel(crew.inline.kernel)
         self._out = np.zeros(self._count, np.int64)
         self._all_ids = np.arange(self._count, dtype=np.int64)
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]

@@ -63,6 +63,25 @@ class Env:
 
         return plain_env(cls, kwargs)
 
+    @classmethod
+    def __shoal_missing__(cls) -> str:
+        """What this machine lacks to compile it, and how to get it; "" for nothing."""
+        from shoal.compiled.numba_cpu import INSTALL, available
+
+        return "" if available() else f"Numba is not installed: {INSTALL}"
+
+    @classmethod
+    def __shoal_kernel__(cls, definition: Definition, debug: bool) -> int:
+        """The address of the code that steps many envs of this class; see native/task.h.
+
+        Raises:
+            BadEnv: it cannot be compiled.
+            ImportError: Numba is not installed.
+        """
+        from shoal.compiled.numba_cpu import kernel_address
+
+        return kernel_address(definition, debug)
+
 
 def function(helper: F) -> F:
     """Mark a function that `reset`, `step` or `observe` calls, so that it is compiled with them.

@@ -9,8 +9,8 @@ from shoal.native import twin
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
-    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "merge", "outside",
-    "standardize",
+    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes", "merge",
+    "outside", "standardize",
 ]  # fmt: skip
 
 # The numbers that the C headers use.
@@ -43,3 +43,8 @@ def Lanes(*args: Any, **kwargs: Any) -> Any:
 def Block(*args: Any, **kwargs: Any) -> Any:
     """The worker's side of the slab; see twin.Block for the contract."""
     return twin.Block(*args, **kwargs) if core is None else twin.native_block(core, *args, **kwargs)
+
+
+def Kernel(*args: Any) -> Any:
+    """Envs in compiled code; see twin.Kernel for the contract."""
+    return twin.Kernel(*args) if core is None else core.Kernel(*args)

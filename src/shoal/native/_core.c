@@ -1,18 +1,19 @@
-/* The module shoal.native._core: doorbells, lanes, block stepping, bounds and moments in C. Its Python twin is twin.py. */
+/* The module shoal.native._core: doorbells, lanes, block stepping, kernels, bounds and moments in C. Its Python twin is twin.py. */
 #if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
 #define Py_LIMITED_API 0x030c0000
 #endif
 
 #include "compat.h"
 #include "bounds.h"
+#include "kernel.h"
 #include "lanes.h"
 #include "moments.h"
 #include "step_block.h"
 
 static int core_exec(PyObject *module) {
-    PyType_Spec *specs[] = {&lanes_spec, &block_spec};
-    const char *names[] = {"Lanes", "Block"};
-    for (int i = 0; i < 2; i++) {
+    PyType_Spec *specs[] = {&lanes_spec, &block_spec, &kernel_spec};
+    const char *names[] = {"Lanes", "Block", "Kernel"};
+    for (int i = 0; i < 3; i++) {
         PyObject *type = PyType_FromSpec(specs[i]);
         if (type == NULL || PyModule_AddObjectRef(module, names[i], type) < 0) {
             Py_XDECREF(type);

@@ -6,6 +6,7 @@ event between threads); everything else is the same, call by call.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bell", "Block", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize"]
+__all__ = ["Bell", "Block", "Kernel", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize"]
 
 Array = npt.NDArray[Any]
 
@@ -26,6 +27,13 @@ POST_OK, POST_BUSY_LANE = 0, 1
 STAT_STEPS, STAT_BUSY_NS, STAT_EPISODES, STAT_AT, STAT_SINCE_NS = range(5)
 AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
 ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
+# Of native/task.h.
+TASK_WHOLE, TASK_SLOT, TASK_NOW_NS = range(3)
+TASK_LEAVES, LEAF_PLACES = 30, 4
+TALLY_ANSWERED, TALLY_BEGAN, TALLY_STATUS, TALLY_FAILED, TALLY_ENV, TALLY_PHASE = range(6)
+_KERNEL = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
+)
 
 _LANE_OFFSETS = ("pool_bell", "worker_bells", "requested", "answered", "op", "slot", "done_ns", "status")
 _BLOCK_LANE_FIELDS = ("requested", "answered", "op", "slot", "done_ns", "ended", "run_return", "run_length")
@@ -96,6 +104,9 @@ class Lanes:
 
     def use_action(self, leaf: tuple[Any, ...], low: Array, high: Array) -> None:
         """For the C core's `step`; the twin has no such short cut."""
+
+    def use_kernel(self, kernel: Any) -> None:
+        """For the C core's `step`, too."""
 
     def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int, patience_ns: int) -> int:
         """Post and collect of all lanes in one call: slot | status << 8. NOT_TAKEN by the twin, always."""
@@ -353,6 +364,82 @@ class Block:
         row = self._actions[lane]
         # A copy: envs keep and change their actions, and the slab will hold the next one.
         return row if self._action_kind == ACTION_SCALAR else row.copy()
+
+
+class Kernel:
+    """Envs in compiled code. The twin has no threads of its own: the caller steps them all.
+
+    Args:
+        function: the address of a kernel; see native/task.h.
+        task: int64, the kernel's table.
+        envs, agents: how many envs, and lanes of each.
+        threads: for the C core.
+        stats: the worker's row of the slab's `stats`.
+        failed: uint8 [envs], where it is noted which envs have failed, and in what.
+        on_failed: called after a run in which some have.
+    """
+
+    def __init__(
+        self,
+        function: int,
+        task: Array,
+        envs: int,
+        agents: int,
+        threads: int,
+        stats: Array,
+        failed: Array,
+        on_failed: Callable[[], None],
+    ):
+        self._function = _KERNEL(function)
+        self._task, self._envs, self._agents, self._stats = task, envs, agents, stats
+        self._failed, self._on_failed = failed, on_failed
+        self._tally = np.zeros(8, np.int64)
+
+    def run(self) -> int:
+        """Answer all lanes that were asked; returns how many."""
+        self._task[TASK_WHOLE], self._task[TASK_NOW_NS] = 0, time.monotonic_ns()
+        return self._step(self._task)
+
+    def _step(self, task: Array) -> int:
+        began = time.monotonic_ns()
+        result, error, start = ctypes.c_void_p(), ctypes.c_void_p(), 0
+        self._tally[:] = 0
+        failures = 0
+        while start < self._envs:
+            code = self._function(
+                ctypes.byref(result), ctypes.byref(error), task.ctypes.data, start, self._envs, self._tally.ctypes.data
+            )
+            if code in (0, -2):
+                break
+            env, phase = self._tally[TALLY_ENV], self._tally[TALLY_PHASE]
+            self._failed[env] = phase
+            failures, start = failures + 1, int(env) + 1
+        whole = task[TASK_WHOLE] != 0
+        self._stats[STAT_STEPS] += self._envs * self._agents if whole else self._tally[TALLY_ANSWERED]
+        self._stats[STAT_EPISODES] += self._tally[TALLY_BEGAN]
+        self._stats[STAT_BUSY_NS] += time.monotonic_ns() - began
+        if failures:
+            self._on_failed()
+        return int(self._tally[TALLY_ANSWERED])
+
+    def rollout(self, task: Array, policy: int, steps: int, row_bytes: tuple[int, ...]) -> None:
+        """Let a policy, which is a kernel too, choose actions for so many steps. Frame 0 has the first observations;
+        actions are written, `row_bytes` for each leaf and step, and answers into the frames from 1 on."""
+        choose, now = _KERNEL(policy), task.copy()
+        result, error = ctypes.c_void_p(), ctypes.c_void_p()
+        now[TASK_WHOLE] = 1
+        for t in range(steps):
+            for leaf, nbytes in enumerate(row_bytes):
+                place = TASK_LEAVES + LEAF_PLACES * leaf
+                now[place] = task[place] + t * nbytes
+            now[TASK_SLOT] = t
+            lanes = self._envs * self._agents
+            choose(ctypes.byref(result), ctypes.byref(error), now.ctypes.data, 0, lanes, 0)
+            now[TASK_SLOT] = t + 1
+            self._step(now)
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
 def outside(kind: str, values: Array, low: Array, high: Array) -> int:

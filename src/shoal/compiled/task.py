@@ -1,0 +1,49 @@
+"""What a kernel is told: a table of numbers and addresses. Kernels of all kinds, and `native/kernel.h`, read it alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FRAME_FIELDS", "KINDS_OF_LEAVES", "LANE_FIELDS", "LEAVES", "PLACES", "TALLY", "Task"]
+
+LANE_FIELDS = ("requested", "answered", "op", "slots", "done_ns", "ended", "run_return", "run_length")
+FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
+# whole: all lanes are stepped, into the frame `slot`, and nobody counts requests. limit: steps of an episode, 0 for any.
+NUMBERS = ("whole", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env")
+ENV_FIELDS = ("states", "seeds", "episodes", "rngs", "failed", "saved_states", "saved_rngs")
+PLACES = {name: i for i, name in enumerate((*NUMBERS, *LANE_FIELDS, *FRAME_FIELDS, *ENV_FIELDS))}
+# Then, for each leaf of the larger one of the two spaces: where its action, observation and last observation lie, and
+# where there is room for the action in 64 bits.
+LEAVES = len(PLACES)
+KINDS_OF_LEAVES = ("action", "obs", "final", "wide")
+# What a kernel counts, on a cache line of its own: lanes answered, episodes begun, all status bits; then, counted by who
+# calls it, envs that failed; and which env it is at, and in which phase.
+TALLY = ("answered", "began", "status", "failed", "env", "phase")
+
+
+class Task:
+    """The table, and the arrays whose addresses are in it."""
+
+    def __init__(self, leaves: int):
+        self.table = np.zeros(LEAVES + len(KINDS_OF_LEAVES) * max(leaves, 1), np.int64)
+        self._arrays: dict[int, Any] = {}
+
+    def number(self, name: str, value: int) -> None:
+        """Set a number."""
+        self.table[PLACES[name]] = value
+
+    def array(self, name: str, array: npt.NDArray[Any] | None, offset: int = 0) -> None:
+        """Set the address of an array, `offset` bytes from its beginning; of a leaf where the name is "obs.0" or so."""
+        kind, _, leaf = name.partition(".")
+        place = PLACES[name] if not leaf else LEAVES + len(KINDS_OF_LEAVES) * int(leaf) + KINDS_OF_LEAVES.index(kind)
+        self.table[place] = 0 if array is None else array.ctypes.data + offset
+        self._arrays[place] = array
+
+    def copy(self) -> Task:
+        """Another one with the same entries."""
+        other = Task(0)
+        other.table, other._arrays = self.table.copy(), dict(self._arrays)
+        return other

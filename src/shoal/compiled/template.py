@@ -1,0 +1,251 @@
+"""The source of a kernel: what steps the envs of a chunk, written out for the leaves and agents of one class.
+
+It is Python that Numba compiles: bookkeeping as in `shoal.block`, around the user's `reset`, `step` and `observe`. A
+kernel is a function (task, start, stop, tally): see `shoal.compiled.task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.compiled.env import Definition
+from shoal.compiled.task import FRAME_FIELDS, KINDS_OF_LEAVES, LANE_FIELDS, LEAVES, PLACES, TALLY
+from shoal.messages import STATUS_FINAL
+from shoal.native import AUTORESET
+from shoal.spaces import Leaf
+
+__all__ = ["constants", "kernel_source", "policy_source", "wide_type"]
+
+# What the template calls its arrays of lanes and frames, and their types.
+TYPES = {
+    "requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "done_ns": "i8", "ended": "u1", "run_return": "f8",
+    "run_length": "i8", "reward": "f8", "terminated": "b1", "truncated": "b1", "began": "b1", "status": "u1",
+    "episode_return": "f8", "episode_length": "i8",
+}  # fmt: skip
+
+INDICES = "INDICES"
+STEP = """
+    for env in range(start, stop):
+        lane = env * AGENTS
+        if whole:
+            at_slot, begins = slot, False
+        else:
+            if requested[lane + AGENTS - 1] == answered[lane + AGENTS - 1]:
+                continue
+            at_slot, begins = np.int64(slots[lane]), op[lane] != 0
+        if mode == NEXT_STEP and ended[lane] != 0:
+            begins = True
+        row, at = at_slot * envs + env, at_slot * lanes + lane
+        state, rng = states[env], rngs[env]
+        over, flags = False, np.uint8(0)
+        tally[ENV] = env
+        if begins:
+            for i in range(AGENTS):
+                reward[at + i] = 0.0
+                terminated[at + i] = truncated[at + i] = False
+                episode_return[at + i] = 0.0
+                episode_length[at + i] = 0
+        else:
+            tally[PHASE] = STEPPING
+            {save}
+            length = run_length[lane] + 1
+            {step}
+            cut = limit > 0 and length >= limit
+            over = ends or cut
+            for i in range(AGENTS):
+                total = run_return[lane + i] + reward[at + i]
+                run_return[lane + i] = episode_return[at + i] = total
+                run_length[lane + i] = episode_length[at + i] = length
+                terminated[at + i], truncated[at + i] = ends, cut
+            if over and mode == SAME_STEP:
+                tally[PHASE] = OBSERVING
+                {observe_final}
+                flags, begins = np.uint8(FINAL), True
+        if begins:
+            tally[PHASE] = RESETTING
+            episodes[env] += 1
+            {clear}
+            begin_stream(rng, seeds[env], episodes[env])
+            reset(state, rng)
+            over = False
+            for i in range(AGENTS):
+                run_return[lane + i] = 0.0
+                run_length[lane + i] = 0
+            tally[BEGAN] += AGENTS
+        tally[PHASE] = OBSERVING
+        {observe}
+        for i in range(AGENTS):
+            began[at + i] = begins
+            status[at + i] = flags
+            ended[lane + i] = over
+        tally[STATUS] |= flags
+        if not whole:
+            for i in range(AGENTS):
+                done_ns[lane + i] = now_ns
+                answered[lane + i] = requested[lane + i]
+            tally[ANSWERED] += AGENTS
+"""
+
+
+def constants(definition: Definition) -> dict[str, Any]:
+    """The names that the source of a kernel needs beside functions."""
+    return {
+        "np": np, "AGENTS": definition.num_agents, "NEXT_STEP": AUTORESET["next_step"],
+        "SAME_STEP": AUTORESET["same_step"], "FINAL": STATUS_FINAL, "STEPPING": 1, "RESETTING": 2, "OBSERVING": 3,
+        "STATE": definition.dtype, "CLEARED": definition.cleared, "STATE_SIZE": definition.dtype.itemsize,
+        **{name.upper(): i for i, name in enumerate(TALLY)},
+        **{f"T_{name}": np.dtype(code) for name, code in TYPES.items()},
+        **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
+        **{f"T_action_{i}": leaf.dtype for i, leaf in enumerate(definition.action_leaves)},
+        **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
+        **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
+    }  # fmt: skip
+
+
+def wide_type(leaf: Leaf) -> np.dtype[Any]:
+    """The type in which `step` gets a leaf of the action."""
+    return np.dtype({"f": np.float64, "b": np.bool_}.get(leaf.dtype.kind, np.int64))
+
+
+def kernel_source(definition: Definition, debug: bool) -> str:
+    """The source of `kernel`.
+
+    It calls reset, step, observe, begin_stream and array_at, which are to be given along with `constants`.
+
+    Args:
+        debug: with the state before each step kept, so that a step that failed can be looked at.
+    """
+    agents = definition.num_agents
+    lines = ["def kernel(address, start, stop, tally_address):"]
+    lines += ["task, tally = array_at(address, (1024,), np.int64), array_at(tally_address, (8,), np.int64)"]
+    lines += [f"{name} = task[{PLACES[name]}]" for name in ("slot", "now_ns", "lanes", "mode", "limit")]
+    lines += [f"whole = task[{PLACES['whole']}] != 0", "envs = lanes // AGENTS", f"rows = task[{PLACES['frames']}] * lanes"]
+    lines += [f"{name} = {_array(name, '(lanes,)', f'T_{name}')}" for name in LANE_FIELDS]
+    lines += [f"{name} = {_array(name, '(rows,)', f'T_{name}')}" for name in FRAME_FIELDS]
+    lines += [
+        f"states = {_array('states', '(envs,)', 'STATE')}",
+        f"state_bytes = {_array('states', '(envs, STATE_SIZE)', 'np.uint8')}",
+        f"seeds, episodes = {_array('seeds', '(envs,)', 'np.uint64')}, {_array('episodes', '(envs,)', 'np.int64')}",
+        f"rngs = {_array('rngs', '(envs, 1)', 'np.uint64')}",
+    ]
+    if debug:
+        lines.append(f"saved_states = {_array('saved_states', '(envs, STATE_SIZE)', 'np.uint8')}")
+        lines.append(f"saved_rngs = {_array('saved_rngs', '(envs, 1)', 'np.uint64')}")
+    for i, leaf in enumerate(definition.obs_leaves):
+        shape = _row_shape(leaf, agents)
+        for kind in ("obs", "final"):
+            lines.append(f"{kind}_{i} = {_leaf_array(kind, i, ('rows', *shape), f'T_obs_{i}')}")
+    for i, leaf in enumerate(definition.action_leaves):
+        shape = _action_shape(leaf, agents)
+        lines.append(f"action_{i} = {_leaf_array('action', i, ('envs', *shape), f'T_action_{i}')}")
+        if shape:
+            lines.append(f"wide_{i} = {_leaf_array('wide', i, ('envs', *shape), f'T_wide_{i}')}")
+    parts = {
+        "save": ["saved_states[env, :] = state_bytes[env]", "saved_rngs[env, 0] = rng[0]"] if debug else ["pass"],
+        "step": _step_lines(definition),
+        "observe": _observe_lines(definition, "obs"),
+        "observe_final": _observe_lines(definition, "final"),
+        "clear": ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"],
+    }
+    return _fill("\n".join([lines[0], *(f"    {line}" for line in lines[1:])]) + STEP, parts)
+
+
+def _step_lines(definition: Definition) -> list[str]:
+    lines, values = [], []
+    for i, leaf in enumerate(definition.action_leaves):
+        shape = _action_shape(leaf, definition.num_agents)
+        values.append(f"given_{i}")
+        if shape:
+            each = _loops(shape, f"given_{i}[{INDICES}] = action_{i}[env, {INDICES}]")
+            lines += [f"given_{i} = wide_{i}[env]", *each]
+        else:
+            lines.append(f"given_{i} = wide_type_{i}(action_{i}[env])")
+    action = _tuple(values) if definition.nested_action else values[0]
+    if definition.num_agents == 1:
+        return [*lines, f"gain, ending = step(state, {action}, rng)", "reward[at], ends = float(gain), bool(ending)"]
+    return [
+        *lines, "rewards = reward[at : at + AGENTS]", "rewards[:] = 0.0",
+        f"ends = bool(step(state, {action}, rewards, rng))",
+    ]  # fmt: skip
+
+
+def _observe_lines(definition: Definition, kind: str) -> list[str]:
+    lines, values = [], []
+    for i, leaf in enumerate(definition.obs_leaves):
+        shape = _row_shape(leaf, definition.num_agents)
+        lines += [f"seen_{i} = {kind}_{i}[row]", *_loops(shape, f"seen_{i}[{INDICES}] = 0")]
+        values.append(f"seen_{i}")
+    return [*lines, f"observe(state, {_tuple(values) if definition.nested_obs else values[0]})"]
+
+
+def policy_source(definition: Definition, params: Sequence[Any]) -> str:
+    """The source of `policy_kernel`, which lets `policy` choose the actions of a chunk of lanes.
+
+    `task` has the places of `KINDS_OF_LEAVES` at LEAVES, as a kernel's: actions are written and observations read.
+    """
+    lines = ["task = array_at(address, (1024,), np.int64)", f"lanes = task[{PLACES['lanes']}]"]
+    lines += [f"slot = task[{PLACES['slot']}]", f"rngs = {_array('rngs', '(lanes, 1)', 'np.uint64')}"]
+    for i, leaf in enumerate(definition.obs_leaves):
+        lines.append(f"obs_{i} = {_leaf_array('obs', i, ('rows', *_row_shape(leaf, 1)), f'T_obs_{i}')}")
+    for i, leaf in enumerate(definition.action_leaves):
+        lines.append(f"action_{i} = {_leaf_array('action', i, ('lanes', *_row_shape(leaf, 1)), f'T_action_{i}')}")
+    lines.insert(2, f"rows = task[{PLACES['frames']}] * lanes")
+    for i, param in enumerate(params):
+        shape = ", ".join(map(str, param.shape))
+        place = LEAVES + len(KINDS_OF_LEAVES) * max(len(definition.obs_leaves), len(definition.action_leaves)) + i
+        lines.append(f"param_{i} = array_at(task[{place}], ({shape},), T_param_{i})")
+    obs = [f"obs_{i}[slot * lanes + lane]" for i, _ in enumerate(definition.obs_leaves)]
+    actions = [f"action_{i}[lane]" for i, _ in enumerate(definition.action_leaves)]
+    given = [
+        _tuple(obs) if definition.nested_obs else obs[0],
+        _tuple(actions) if definition.nested_action else actions[0],
+        "rngs[lane]",
+        *(f"param_{i}" for i, _ in enumerate(params)),
+    ]
+    lines += ["for lane in range(start, stop):", f"    policy({', '.join(given)})"]
+    return "\n".join(["def policy_kernel(address, start, stop, tally_address):", *(f"    {line}" for line in lines)])
+
+
+def _array(name: str, shape: str, dtype: str) -> str:
+    return f"array_at(task[{PLACES[name]}], {shape}, {dtype})"
+
+
+def _leaf_array(kind: str, index: int, shape: Sequence[Any], dtype: str) -> str:
+    place = LEAVES + len(KINDS_OF_LEAVES) * index + KINDS_OF_LEAVES.index(kind)
+    return f"array_at(task[{place}], ({', '.join(map(str, shape))},), {dtype})"
+
+
+def _row_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
+    return (agents, *leaf.shape) if agents > 1 else leaf.shape or (1,)
+
+
+def _action_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
+    return (agents, *leaf.shape) if agents > 1 else leaf.shape
+
+
+def _loops(shape: tuple[int, ...], statement: str) -> list[str]:
+    """A statement for each element of an array, with INDICES in it."""
+    names = [f"i{axis}" for axis, _ in enumerate(shape)]
+    heads = [f"for {name} in range({size}):" for name, size in zip(names, shape, strict=True)]
+    lines = [*heads, statement.replace(INDICES, ", ".join(names))]
+    return ["    " * depth + line for depth, line in enumerate(lines)]
+
+
+def _tuple(values: Sequence[str]) -> str:
+    return f"({', '.join(values)}{',' if len(values) == 1 else ''})"
+
+
+def _fill(source: str, parts: dict[str, list[str]]) -> str:
+    """Put lines where their name stands in braces, as far in as that is."""
+    lines = []
+    for line in source.splitlines():
+        name = line.strip()
+        if name.startswith("{") and name.endswith("}"):
+            margin = line[: len(line) - len(line.lstrip())]
+            lines += [margin + one for one in parts[name[1:-1]]]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
