@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mpc_cem.py"
 
 
@@ -22,3 +24,9 @@ def test_a_few_futures_in_plain_python() -> None:
     small = "--lanes 8 --horizon 10 --rounds 2 --steps 40"
     chance, planned = returns("--backend", "serial", *small.split())
     assert planned > chance
+
+
+def test_many_futures_compiled() -> None:
+    pytest.importorskip("numba", reason='this test compiles: pip install "shoal[compiled]"')
+    chance, planned = returns(*["--lanes", "512", "--horizon", "25", "--rounds", "3"])
+    assert planned > -400 > chance
