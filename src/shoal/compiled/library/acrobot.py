@@ -85,7 +85,8 @@ class Acrobot(compiled.Env):
         state.omega1 = min(max(combined(v1, a1, a1b, a1c, a1d), -MAX_OMEGA_1), MAX_OMEGA_1)
         state.omega2 = min(max(combined(v2, a2, a2b, a2c, a2d), -MAX_OMEGA_2), MAX_OMEGA_2)
 
-        terminated = -math.cos(theta1) - math.cos(theta2 + theta1) > 1.0
+        # With the first link below the bar the second cannot reach it, and most often the first one is.
+        terminated = abs(theta1) > 1.5 and -math.cos(theta1) - math.cos(theta2 + theta1) > 1.0
         return 0.0 if terminated else -1.0, terminated
 
     @staticmethod

@@ -54,11 +54,16 @@ class MountainCarContinuous(compiled.Env):
             gain = single(single(force * single(POWER)) - single(slope))
         else:
             gain = math.copysign(POWER, force) - slope
-        velocity = velocity + gain if wide else single(velocity + single(gain))
-        velocity = min(max(velocity, -MAX_SPEED), MAX_SPEED)
-        position = position + velocity if wide else single(position + single(velocity))
-        position = min(max(position, MIN_POSITION), MAX_POSITION)
-        if position == MIN_POSITION and velocity < 0.0:
+            gain = gain if wide else single(gain)
+
+        # Bounds are of the state's type, too.
+        top_speed = MAX_SPEED if wide else single(MAX_SPEED)
+        left, right = (MIN_POSITION, MAX_POSITION) if wide else (single(MIN_POSITION), single(MAX_POSITION))
+        velocity = velocity + gain if wide else single(velocity + gain)
+        velocity = min(max(velocity, -top_speed), top_speed)
+        position = position + velocity if wide else single(position + velocity)
+        position = min(max(position, left), right)
+        if position == left and velocity < 0.0:
             velocity = 0.0
 
         goal = GOAL if wide else single(GOAL)
