@@ -79,11 +79,7 @@ def _compile_and_keep(name: str, key: str, *args: Any) -> cache.Machine:
     try:
         machine = _compile(*given)
     except Exception as error:
-        from numba.core.errors import NumbaError
-
         _say(" failed\n")
-        if not isinstance(error, NumbaError):
-            raise
         raise explain(error) from None
     except BaseException:
         _say(" interrupted\n")

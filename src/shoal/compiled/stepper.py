@@ -28,8 +28,8 @@ from shoal.state import EnvState
 __all__ = ["CompiledStepper"]
 
 Array = npt.NDArray[Any]
-STEPPING, RESETTING, OBSERVING = 1, 2, 3  # phases, as kernels number them
-DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe"}
+STEPPING, RESETTING, OBSERVING, UNKNOWN = 1, 2, 3, 4  # phases, as kernels number them
+DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe", UNKNOWN: "compiled code"}
 WITH_THE_FIRST = "group"  # the kind of the state of a lane whose env was saved with its first one
 
 
@@ -68,7 +68,8 @@ class CompiledStepper:
             slab.array("stats")[worker], self._failed, self._report,
         )  # fmt: skip
         self.run = self._run_checked if self._check_nan else self._core.run
-        self.kernel = None if self._check_nan else self._core
+        # In debug mode actions must lie in the slab, to be looked at when a step has failed.
+        self.kernel = None if self._check_nan or self._envs.debug else self._core
 
     def _fill_task(self, slab: Slab, config: StepperConfig) -> Task:
         definition, envs = self._definition, self._envs
@@ -128,9 +129,7 @@ class CompiledStepper:
         """What an env has raised: in debug mode it does so once more, in plain Python, which has lines."""
         name = self._definition.name
         if not self._envs.debug:
-            method = DURING[phase]
-            hint = "make the pool with env_kwargs={'debug': True} to see where"
-            return RuntimeError(f"{name}.{method} raised in compiled code; {hint}")
+            return RuntimeError(f"{name} raised; make the pool with env_kwargs={{'debug': True}} to see what and where")
         try:
             self._again(env, phase)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What a kernel is told: a table of numbers and addresses. Kernels of all kinds, and `native/kernel.h`, read it alike."""
+"""What a kernel is told: a table of numbers and addresses. Kernels of all kinds, and `native/task.h`, read it alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FRAME_FIELDS", "KINDS_OF_LEAVES", "LANE_FIELDS", "LEAVES", "PLACES", "TALLY", "Task"]
+__all__ = ["BEGINS", "FRAME_FIELDS", "KINDS_OF_LEAVES", "LANE_FIELDS", "LEAVES", "PLACES", "TALLY", "Task"]
 
 LANE_FIELDS = ("requested", "answered", "op", "slots", "done_ns", "ended", "run_return", "run_length")
 FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
@@ -21,6 +21,7 @@ LEAVES = len(PLACES)
 KINDS_OF_LEAVES = ("action", "obs", "final", "wide")
 # What a kernel counts, on a cache line of its own: lanes answered, episodes begun, all status bits; then, counted by who
 # calls it, envs that failed; and which env it is at, and in which phase.
+BEGINS = 128  # in `status`, for who calls it: an episode was begun, and nothing stepped
 TALLY = ("answered", "began", "status", "failed", "env", "phase")
 
 

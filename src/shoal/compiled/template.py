@@ -1,7 +1,8 @@
 """The source of a kernel: what steps the envs of a chunk, written out for the leaves and agents of one class.
 
-It is Python that Numba compiles: bookkeeping as in `shoal.block`, around the user's `reset`, `step` and `observe`. A
-kernel is a function (task, start, stop, tally): see `shoal.compiled.task`.
+It is Python that Numba compiles, around the user's `reset`, `step` and `observe`. A kernel is a function (task, start,
+stop, tally): see `shoal.compiled.task`. It leaves the returns and lengths of episodes, and all other fields that follow
+from what it writes, to who calls it (`native/kernel.h`): loops that do little with few arrays are the quick ones.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled.env import Definition
-from shoal.compiled.task import FRAME_FIELDS, KINDS_OF_LEAVES, LANE_FIELDS, LEAVES, PLACES, TALLY
+from shoal.compiled.task import BEGINS, FRAME_FIELDS, KINDS_OF_LEAVES, LEAVES, PLACES, TALLY
 from shoal.messages import STATUS_FINAL
 from shoal.native import AUTORESET
 from shoal.spaces import Leaf
 
 __all__ = ["constants", "kernel_source", "policy_source", "wide_type"]
 
-# What the template calls its arrays of lanes and frames, and their types.
+# The arrays of lanes and frames that it needs, and their types.
 TYPES = {
-    "requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "done_ns": "i8", "ended": "u1", "run_return": "f8",
-    "run_length": "i8", "reward": "f8", "terminated": "b1", "truncated": "b1", "began": "b1", "status": "u1",
-    "episode_return": "f8", "episode_length": "i8",
+    "requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "ended": "u1", "run_length": "i8", "reward": "f8",
+    "terminated": "b1", "status": "u1",
 }  # fmt: skip
 
 INDICES = "INDICES"
@@ -40,53 +40,32 @@ STEP = """
             begins = True
         row, at = at_slot * envs + env, at_slot * lanes + lane
         state, rng = states[env], rngs[env]
-        over, flags = False, np.uint8(0)
         tally[ENV] = env
+        mark = np.uint8(0)
         if begins:
+            mark = np.uint8(BEGINS)
             for i in range(AGENTS):
                 reward[at + i] = 0.0
-                terminated[at + i] = truncated[at + i] = False
-                episode_return[at + i] = 0.0
-                episode_length[at + i] = 0
+            terminated[at] = False
         else:
-            tally[PHASE] = STEPPING
-            {save}
-            length = run_length[lane] + 1
+            {stepping}
             {step}
-            cut = limit > 0 and length >= limit
-            over = ends or cut
-            for i in range(AGENTS):
-                total = run_return[lane + i] + reward[at + i]
-                run_return[lane + i] = episode_return[at + i] = total
-                run_length[lane + i] = episode_length[at + i] = length
-                terminated[at + i], truncated[at + i] = ends, cut
-            if over and mode == SAME_STEP:
-                tally[PHASE] = OBSERVING
+            terminated[at] = ends
+            if mode == SAME_STEP and (ends or (limit > 0 and run_length[lane] + 1 >= limit)):
+                {observing}
                 {observe_final}
-                flags, begins = np.uint8(FINAL), True
+                mark, begins = np.uint8(FINAL), True
+                tally[STATUS] |= FINAL
         if begins:
-            tally[PHASE] = RESETTING
+            {resetting}
             episodes[env] += 1
             {clear}
             begin_stream(rng, seeds[env], episodes[env])
             reset(state, rng)
-            over = False
-            for i in range(AGENTS):
-                run_return[lane + i] = 0.0
-                run_length[lane + i] = 0
             tally[BEGAN] += AGENTS
-        tally[PHASE] = OBSERVING
+        {observing}
         {observe}
-        for i in range(AGENTS):
-            began[at + i] = begins
-            status[at + i] = flags
-            ended[lane + i] = over
-        tally[STATUS] |= flags
-        if not whole:
-            for i in range(AGENTS):
-                done_ns[lane + i] = now_ns
-                answered[lane + i] = requested[lane + i]
-            tally[ANSWERED] += AGENTS
+        status[at] = mark
 """
 
 
@@ -94,7 +73,8 @@ def constants(definition: Definition) -> dict[str, Any]:
     """The names that the source of a kernel needs beside functions."""
     return {
         "np": np, "AGENTS": definition.num_agents, "NEXT_STEP": AUTORESET["next_step"],
-        "SAME_STEP": AUTORESET["same_step"], "FINAL": STATUS_FINAL, "STEPPING": 1, "RESETTING": 2, "OBSERVING": 3,
+        "SAME_STEP": AUTORESET["same_step"], "FINAL": STATUS_FINAL, "BEGINS": BEGINS,
+        "STEPPING": 1, "RESETTING": 2, "OBSERVING": 3,
         "STATE": definition.dtype, "CLEARED": definition.cleared, "STATE_SIZE": definition.dtype.itemsize,
         **{name.upper(): i for i, name in enumerate(TALLY)},
         **{f"T_{name}": np.dtype(code) for name, code in TYPES.items()},
@@ -116,15 +96,16 @@ def kernel_source(definition: Definition, debug: bool) -> str:
     It calls reset, step, observe, begin_stream and array_at, which are to be given along with `constants`.
 
     Args:
-        debug: with the state before each step kept, so that a step that failed can be looked at.
+        debug: with the state before each step kept, and what is being done, so that what failed can be looked at.
     """
     agents = definition.num_agents
     lines = ["def kernel(address, start, stop, tally_address):"]
     lines += ["task, tally = array_at(address, (1024,), np.int64), array_at(tally_address, (8,), np.int64)"]
-    lines += [f"{name} = task[{PLACES[name]}]" for name in ("slot", "now_ns", "lanes", "mode", "limit")]
-    lines += [f"whole = task[{PLACES['whole']}] != 0", "envs = lanes // AGENTS", f"rows = task[{PLACES['frames']}] * lanes"]
-    lines += [f"{name} = {_array(name, '(lanes,)', f'T_{name}')}" for name in LANE_FIELDS]
-    lines += [f"{name} = {_array(name, '(rows,)', f'T_{name}')}" for name in FRAME_FIELDS]
+    lines += [f"{name} = task[{PLACES[name]}]" for name in ("slot", "lanes", "mode", "limit")]
+    lines += [f"whole = task[{PLACES['whole']}] != 0", f"rows = task[{PLACES['frames']}] * lanes"]
+    lines += ["envs = lanes // AGENTS"]
+    for name in TYPES:
+        lines.append(f"{name} = {_array(name, '(rows,)' if name in FRAME_FIELDS else '(lanes,)', f'T_{name}')}")
     lines += [
         f"states = {_array('states', '(envs,)', 'STATE')}",
         f"state_bytes = {_array('states', '(envs, STATE_SIZE)', 'np.uint8')}",
@@ -144,12 +125,14 @@ def kernel_source(definition: Definition, debug: bool) -> str:
         if shape:
             lines.append(f"wide_{i} = {_leaf_array('wide', i, ('envs', *shape), f'T_wide_{i}')}")
     parts = {
-        "save": ["saved_states[env, :] = state_bytes[env]", "saved_rngs[env, 0] = rng[0]"] if debug else ["pass"],
+        **{phase.lower(): [f"tally[PHASE] = {phase}"] * debug for phase in ("STEPPING", "RESETTING", "OBSERVING")},
         "step": _step_lines(definition),
         "observe": _observe_lines(definition, "obs"),
         "observe_final": _observe_lines(definition, "final"),
         "clear": ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"],
     }
+    if debug:
+        parts["stepping"] += ["saved_states[env, :] = state_bytes[env]", "saved_rngs[env, 0] = rng[0]"]
     return _fill("\n".join([lines[0], *(f"    {line}" for line in lines[1:])]) + STEP, parts)
 
 

@@ -18,10 +18,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define PIECES_EACH 4       /* pieces for each thread */
+#define PIECES_EACH 4        /* pieces for each thread */
 #define WORTH_A_THREAD 15000 /* ns of work from which on a thread is woken for it */
-#define ROLLOUT_BLOCK 128   /* envs that a rollout takes through its steps together: few enough for the cache */
-#define ROLLOUT_STEPS 64    /* steps until it looks for signals */
+#define BLOCK 128            /* envs that are taken through all that is to be done together: few enough for the cache */
+#define ROLLOUT_STEPS 64     /* steps until it looks for signals */
 #define HELPER_SPIN_NS 300000
 #define KERNEL_CAPSULE "shoal.native.Kernel"
 
@@ -54,15 +54,23 @@ typedef struct Kernel {
     Habit habit;
 } Kernel;
 
-/* Runs the kernel over some envs; one that fails is noted, and the others go on. */
-static void kernel_step(Kernel *self, const int64_t *task, int64_t start, int64_t stop, Tally *tally) {
+/* Steps a few envs; one that fails is noted, and the others go on. */
+static void kernel_step_block(Kernel *self, const int64_t *task, int64_t start, int64_t stop, Tally *tally) {
     void *result = NULL, *error = NULL;
     while (start < stop) {
         int32_t code = self->function(&result, &error, (int64_t)(intptr_t)task, start, stop, (int64_t)(intptr_t)tally);
-        if (code == 0 || code == -2) return;
-        ((uint8_t *)self->failed_envs.buf)[tally->env] = (uint8_t)tally->phase;
+        if (code == 0 || code == -2) break;
+        ((uint8_t *)self->failed_envs.buf)[tally->env] = (uint8_t)(tally->phase ? tally->phase : PHASE_UNKNOWN);
         tally->failed++;
         start = tally->env + 1;
+    }
+}
+
+static void kernel_step(Kernel *self, const int64_t *task, int64_t start, int64_t stop, Tally *tally) {
+    for (int64_t next; start < stop; start = next) {
+        next = start + BLOCK < stop ? start + BLOCK : stop;
+        kernel_step_block(self, task, start, next, tally);
+        task_finish(task, self->agents, start, next, tally);
     }
 }
 
@@ -89,8 +97,8 @@ static void kernel_piece(Kernel *self, int64_t start, int64_t stop, Tally *tally
         kernel_step(self, self->table, start, stop, tally);
         return;
     }
-    for (; start < stop; start += ROLLOUT_BLOCK)
-        kernel_roll(self, start, start + ROLLOUT_BLOCK < stop ? start + ROLLOUT_BLOCK : stop, tally);
+    for (; start < stop; start += BLOCK)
+        kernel_roll(self, start, start + BLOCK < stop ? start + BLOCK : stop, tally);
 }
 
 static int kernel_claim(Kernel *self, int64_t piece, uint32_t round) {
