@@ -1,8 +1,8 @@
 """The library's envs under backend="compiled", against EnvPool's and against Gymnasium's plain loop, in turns.
 
-All have the same number of threads but the plain loop, which is one env on one core. A step is one call of an env's step
-or reset. Ratios are taken round by round; the table has their median and quartiles. The games, which only Shoal has, are
-compared with a plain loop of the same class as plain Python.
+All have the same number of threads but the plain loop, which is one env on one core. A step is one call of an env's
+step or reset. Ratios are taken round by round; the table has their median and quartiles. The games, which only Shoal
+has, are compared with a plain loop of the same class as plain Python.
 
 python benchmarks/compiled_library.py --only Acrobot-v1 Taxi-v3 -n 64 4096
 """
@@ -39,7 +39,7 @@ def compiled(env_id: str, num_envs: int, threads: int) -> tuple[Burst, Callable[
     """Shoal's."""
     pool = shoal.Pool(library.find(env_id), num_envs, backend="compiled", num_workers=threads)
     pool.reset(seed=0)
-    return bursts(pool.step, pool.action_space, num_envs * pool.lanes_per_env), pool.close
+    return bursts(pool.step, pool.action_space, pool.num_envs), pool.close
 
 
 def envpool(env_id: str, num_envs: int, threads: int) -> tuple[Burst, Callable[[], None]] | None:
@@ -124,13 +124,13 @@ def measure(env_id: str, num_envs: int, options: Any, notify: Callable[[str], No
 
 def report(results: list[dict[str, Any]]) -> None:
     """Print the figures."""
-    grid = Table(title="compiled library: steps/s, and Shoal's as a multiple", title_justify="left")
+    grid = Table(title="compiled library: million steps/s, and Shoal's as a multiple", title_justify="left")
     for head in ("env", "envs", "Shoal", "EnvPool", "plain loop", "/ EnvPool", "/ plain loop"):
         grid.add_column(head, justify="left" if head == "env" else "right")
     for result in results:
-        rates = {name: f"{np.median(values):,.0f}" for name, values in result["rates"].items()}
+        rates = {name: f"{np.median(values) / 1e6:.3g}" for name, values in result["rates"].items()}
         ratios = {
-            name: f"{middle:.1f} ({low:.1f}..{high:.1f})" for name, (low, middle, high) in result["ratios"].items()
+            name: f"{middle:.0f} ({low:.0f}..{high:.0f})" for name, (low, middle, high) in result["ratios"].items()
         }
         grid.add_row(
             result["env"], str(result["num_envs"]), rates["shoal"], rates.get("envpool", "-"), rates["gymnasium"],

@@ -24,7 +24,7 @@ def told(batch: shoal.Batch) -> tuple[Any, ...]:
     return batch.obs, batch.reward, batch.terminated, batch.truncated, batch.began
 
 
-@pytest.mark.parametrize("env_id", library.ids())
+@pytest.mark.parametrize("env_id", [env_id for env_id in library.ids() if env_id != "Taxi-v4"])  # which is Taxi-v3
 def test_compiled_lanes_are_those_of_plain_python(env_id: str) -> None:
     """Through several episodes of each lane, the times over included."""
     steps = 40 if env_id.startswith("shoal/") else 250
