@@ -9,11 +9,12 @@ from shoal.errors import *  # noqa: F403
 from shoal.make import make
 from shoal.plan import Plan
 from shoal.pool import Pool
+from shoal.rollout import Rollout
 from shoal.snapshot import Snapshot
 from shoal.stats import PoolStats, WorkerInfo
 
 __all__ = [
-    "Batch", "Plan", "Pool", "PoolStats", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "uninstall",
+    "Batch", "Plan", "Pool", "PoolStats", "Rollout", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "uninstall",
     *errors.__all__,
 ]  # fmt: skip
 __version__ = "0.1.0"

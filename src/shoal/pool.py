@@ -8,7 +8,7 @@ import inspect
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
@@ -41,6 +41,7 @@ from shoal.healing import HealthPolicy
 from shoal.messages import StepperConfig
 from shoal.plan import Plan, make_plan, spin_times
 from shoal.remote import PackedError
+from shoal.rollout import ANSWERS, Rollout, roll_out
 from shoal.rows import BATCHED, batched_env_fn, can_be_compiled, choose_compiled
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
@@ -360,6 +361,48 @@ class Pool:
         if self._fault is not None:
             raise self._fault
         return self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
+
+    # ---- rollouts --------------------------------------------------------------------------------------------
+
+    def rollout(self, policy: Any, steps: int, *, params: Sequence[Any] = (), seed: int | None = None) -> Rollout:
+        """Step all envs so many times by a policy, and keep everything; goes on where the envs are.
+
+        With backend="compiled" and a policy that can be compiled, or "random", no Python runs until it is over.
+
+        Args:
+            policy: a function of a batch of observations that returns a batch of actions; a `shoal.compiled.policy`; or
+                "random".
+            params: arrays that a `shoal.compiled.policy` gets.
+            seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
+
+        Raises:
+            EnvError: an env raised; under backend="compiled" all must be reset then.
+        """
+        self._check_usable()
+        return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed)
+
+    def last_answer(self) -> Batch:
+        """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""
+        if self._scheduler.some_must_reset:
+            return self.reset()
+        return self.data.batch(self.data.whole(Ready(np.arange(0), 0, -1, {})))
+
+    def roll_compiled(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
+        """Fill the record of a rollout without Python; False where that cannot be done."""
+        if self.plan.backend != "compiled":
+            return False
+        from shoal.compiled.rolling import roll
+
+        assert self._crew.inline is not None
+        with self._scheduler.alone():
+            if not roll(self._crew.inline.stepper, record, policy, params, rngs):
+                return False
+            slot = self._scheduler.move_on()
+        last = {name: getattr(record, name)[-1] for name in (*ANSWERS, "began")}
+        for name, values in (last | {f"obs.{i}": array[-1] for i, array in enumerate(record.obs)}).items():
+            self._slab.array(name)[slot] = values
+        self._slab.array("status")[slot] = 0
+        return True
 
     # ---- reset -----------------------------------------------------------------------------------------------
 

@@ -94,10 +94,10 @@ class BadGlobal(CartPole):
 @pytest.mark.parametrize(
     ("env", "message", "where"),
     [
-        (NoField, "NoField.step cannot be compiled: the state has no field 'speed', its fields are x, v", "no such field"),
+        (NoField, "NoField.step cannot be compiled: the state has no field 'speed', its fields are x,", "no such field"),
         (BadType, "BadType.reset cannot be compiled: ", "no such sum"),
         (NotMarked, "it calls 'unmarked', which is no compiled function: put @compiled.function above", "not marked"),
-        (InHelper, "InHelper.observe cannot be compiled: there is no add(float64, unicode_type)", "in a helper"),
+        (InHelper, "InHelper.observe cannot be compiled: there is no add(float64, str)", "in a helper"),
         (NoName, "there is no name 'nowhere'", "no such name"),
         (BadGlobal, "'CONFIG' is a dict, which compiled code cannot use", "a dict"),
     ],

@@ -28,6 +28,7 @@ LAYERS = (
     ("compiled",),
     ("specs", "stats", "batch", "snapshot", "emulation"),
     ("frames",),
+    ("rollout",),
     ("backends",),
     ("crew",),
     ("healing", "vigil"),

@@ -54,6 +54,11 @@ class InlineWorker(Worker):
         return [env.env if is_group(env) else env for env in self._envs]
 
     @property
+    def stepper(self) -> Any:
+        """Who steps the envs; None before it is attached and after it was closed."""
+        return self._stepper
+
+    @property
     def kernel(self) -> Any:
         """Who steps all lanes in one call of the core, if anybody does."""
         return getattr(self._stepper, "kernel", None)

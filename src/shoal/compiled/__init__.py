@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from shoal.compiled.env import Env, function
 from shoal.compiled.plain import as_gymnasium
+from shoal.compiled.policy import policy
 from shoal.compiled.random import choice, integer, normal, uniform
 
-__all__ = ["Env", "as_gymnasium", "choice", "function", "integer", "normal", "uniform"]
+__all__ = ["Env", "as_gymnasium", "choice", "function", "integer", "normal", "policy", "uniform"]

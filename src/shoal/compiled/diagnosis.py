@@ -17,7 +17,7 @@ from shoal.errors import BadEnv
 
 __all__ = ["explain_env", "explain_policy"]
 
-_PLACE = re.compile(r'File "([^"\n]+)", line (\d+):')
+_PLACE = re.compile(r"^During: .* at ([^\n]+) \((\d+)\)$", re.MULTILINE)
 _FIELD = re.compile(r"Unknown attribute '(\w+)' of type Record")
 _NAME = re.compile(r"Untyped global name '(\w+)'.*?Cannot determine Numba type of <class '([^']+)'>", re.DOTALL)
 _UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
@@ -160,7 +160,7 @@ def _reason(text: str) -> str:
     """Numba's own reason, in one sentence."""
     call = _NO_MATCH.search(text)
     if call:
-        return f"there is no {call[1]}"
+        return "there is no " + re.sub(r"Literal\[(\w+)\]\([^)]*\)", r"\1", call[1])
     lines = [inspect.cleandoc(line) for line in text.splitlines() if not _NOISE.search(line)]
     useful = [line.strip() for line in lines if line.strip()]
     return " ".join(useful[:2]).removesuffix(":") or "Numba gives no reason"

@@ -62,6 +62,7 @@ class CompiledStepper:
         self._obs = slab.leaf_arrays("obs", self._leaves)
         self._actions = slab.leaf_arrays("action", self._definition.action_leaves)
         self._failed = np.zeros(self._envs.num_envs, np.uint8)
+        self._rolling = False
         self.task = self._fill_task(slab, config)
         self._core = native.Kernel(
             self._envs.function, self.task.table, self._envs.num_envs, self._agents, self._envs.threads,
@@ -100,14 +101,26 @@ class CompiledStepper:
         return task
 
     def rollout(self, task: Task, policy: int, steps: int, row_bytes: tuple[int, ...]) -> None:
-        """Steps by a policy that is a kernel itself; see native/kernel.h."""
-        self._core.rollout(task.table, policy, steps, row_bytes)
+        """Steps by a policy that is a kernel itself; see native/kernel.h.
+
+        Raises:
+            EnvError: an env raised; the others may have come further than it.
+        """
+        self._rolling = True
+        try:
+            self._core.rollout(task.table, policy, steps, row_bytes)
+        finally:
+            self._rolling = False
 
     # ---- what goes wrong ---------------------------------------------------------------------------------------
 
     def _report(self) -> None:
         """Some envs have failed: answer their lanes with the errors."""
         notes = []
+        if self._rolling:
+            env, phase = int(np.flatnonzero(self._failed)[0]), UNKNOWN
+            self._failed[:] = 0
+            raise pack_error(self._error(env, phase), "a rollout").unpack(env * self._agents, 0)
         for env in np.flatnonzero(self._failed).tolist():
             lanes = np.arange(env * self._agents, (env + 1) * self._agents)
             notes += self._fail(lanes, self._error(env, int(self._failed[env])), DURING[int(self._failed[env])])

@@ -31,6 +31,7 @@ class Task:
     def __init__(self, leaves: int):
         self.table = np.zeros(LEAVES + len(KINDS_OF_LEAVES) * max(leaves, 1), np.int64)
         self._arrays: dict[int, Any] = {}
+        self._extras = len(self.table)
 
     def number(self, name: str, value: int) -> None:
         """Set a number."""
@@ -43,8 +44,14 @@ class Task:
         self.table[place] = 0 if array is None else array.ctypes.data + offset
         self._arrays[place] = array
 
-    def copy(self) -> Task:
-        """Another one with the same entries."""
+    def copy(self, extras: int = 0) -> Task:
+        """Another one with the same entries, and places for so many more arrays behind them."""
         other = Task(0)
-        other.table, other._arrays = self.table.copy(), dict(self._arrays)
+        other.table = np.concatenate([self.table, np.zeros(extras, np.int64)])
+        other._arrays, other._extras = dict(self._arrays), len(self.table)
         return other
+
+    def extra(self, index: int, array: npt.NDArray[Any]) -> None:
+        """Set the address of an array behind the others."""
+        self.table[self._extras + index] = array.ctypes.data
+        self._arrays[self._extras + index] = array

@@ -165,21 +165,22 @@ def _observe_lines(definition: Definition, kind: str) -> list[str]:
 
 
 def policy_source(definition: Definition, params: Sequence[Any]) -> str:
-    """The source of `policy_kernel`, which lets `policy` choose the actions of a chunk of lanes.
+    """The source of `policy_kernel`, which lets `policy` choose the actions of some lanes.
 
-    `task` has the places of `KINDS_OF_LEAVES` at LEAVES, as a kernel's: actions are written and observations read.
+    It reads observations in the frame `slot` and writes actions, both as a kernel's task has them. Behind the leaves, the
+    task has the address of the lanes' streams, and of each of the params.
     """
-    lines = ["task = array_at(address, (1024,), np.int64)", f"lanes = task[{PLACES['lanes']}]"]
-    lines += [f"slot = task[{PLACES['slot']}]", f"rngs = {_array('rngs', '(lanes, 1)', 'np.uint64')}"]
+    behind = LEAVES + len(KINDS_OF_LEAVES) * max(len(definition.obs_leaves), len(definition.action_leaves))
+    lines = ["task = array_at(address, (1024,), np.int64)"]
+    lines += [f"slot, lanes = task[{PLACES['slot']}], task[{PLACES['lanes']}]"]
+    lines += [f"rows = task[{PLACES['frames']}] * lanes", f"rngs = array_at(task[{behind}], (lanes, 1), np.uint64)"]
     for i, leaf in enumerate(definition.obs_leaves):
         lines.append(f"obs_{i} = {_leaf_array('obs', i, ('rows', *_row_shape(leaf, 1)), f'T_obs_{i}')}")
     for i, leaf in enumerate(definition.action_leaves):
         lines.append(f"action_{i} = {_leaf_array('action', i, ('lanes', *_row_shape(leaf, 1)), f'T_action_{i}')}")
-    lines.insert(2, f"rows = task[{PLACES['frames']}] * lanes")
     for i, param in enumerate(params):
         shape = ", ".join(map(str, param.shape))
-        place = LEAVES + len(KINDS_OF_LEAVES) * max(len(definition.obs_leaves), len(definition.action_leaves)) + i
-        lines.append(f"param_{i} = array_at(task[{place}], ({shape},), T_param_{i})")
+        lines.append(f"param_{i} = array_at(task[{behind + 1 + i}], ({shape},), T_param_{i})")
     obs = [f"obs_{i}[slot * lanes + lane]" for i, _ in enumerate(definition.obs_leaves)]
     actions = [f"action_{i}[lane]" for i, _ in enumerate(definition.action_leaves)]
     given = [
