@@ -29,7 +29,6 @@ from shoal.tools import doctor
 from shoal.tools.cli import progress
 
 ALIASES = {"Taxi-v4": "Taxi-v3"}  # one env under two ids
-THEIR_IDS = {"CliffWalking-v1": "CliffWalking-v0"}  # what EnvPool calls them, where it has another version
 GYMNASIUM_IDS = {"Taxi-v3": "Taxi-v4"}
 BATCHES = 16
 Burst = Callable[[float], float]  # runs for so many seconds, returns steps/s
@@ -48,10 +47,9 @@ def envpool(env_id: str, num_envs: int, threads: int) -> tuple[Burst, Callable[[
         import envpool as peer
     except ImportError:
         return None
-    theirs = THEIR_IDS.get(env_id, env_id)
-    if theirs not in peer.list_all_envs():
+    if env_id not in peer.list_all_envs():
         return None
-    envs = peer.make(theirs, env_type="gymnasium", num_envs=num_envs, num_threads=threads)
+    envs = peer.make(env_id, env_type="gymnasium", num_envs=num_envs, num_threads=threads)
     envs.reset()
     space = gymnasium.vector.utils.batch_space(library.find(env_id)().action_space, num_envs)
     return bursts(envs.step, space, num_envs), envs.close

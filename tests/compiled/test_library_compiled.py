@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba", reason='these tests compile: pip install "shoal[compiled]"')
 
 import shoal
-from compiled.library_kit import PHYSICS, Physics, chi_square_is_ordinary, theirs
+from compiled.library_kit import PHYSICS, Physics, assert_same_numbers, chi_square_is_ordinary, theirs
 from contract.lockstep import assert_same
 from shoal.compiled import library
 
@@ -58,14 +58,12 @@ def test_compiled_physics_are_gymnasiums_from_random_states(physics: Physics) ->
         for name in fields[0]:
             pool.set_attr(name, [state[name] for state in fields])
         batch = pool.step(np.array(actions))
-        assert batch.obs.tobytes() == np.array(obs).tobytes()
-        assert batch.reward.tobytes() == np.array(reward, float).tobytes()
+        assert_same_numbers(batch.obs, np.array(obs))
+        assert_same_numbers(batch.reward, np.array(reward, float))
         assert (batch.terminated == terminated).all()
         for name in fields[0]:
-            assert (
-                np.array(pool.get_attr(name), float).tobytes()
-                == np.array([one[name] for one in after], float).tobytes()
-            )
+            found, expected = pool.get_attr(name), [one[name] for one in after]
+            assert_same_numbers(np.array(found, float), np.array(expected, float), name)
 
 
 def cell_fields(env_id: str, cells: Any) -> dict[str, list[Any]]:

@@ -25,8 +25,8 @@ HIGH = np.array([MAX_POSITION, MAX_SPEED], np.float32)
 class MountainCarContinuous(compiled.Env):
     """As Gymnasium's; `goal_velocity` is the speed that the car must have at the goal.
 
-    Gymnasium has a float64 state until the first step of an episode is done, and a float32 state from then on; `wide`
-    says which. A force within its bounds is a float32, one that was cut is a float64.
+    With NumPy 2, Gymnasium has a float64 state until the first step of an episode is done, and a float32 state from
+    then on; `wide` says which. A force within its bounds is a float32, one that was cut is a float64.
     """
 
     observation_space = spaces.Box(LOW, HIGH, dtype=np.float32)
