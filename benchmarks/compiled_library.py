@@ -28,8 +28,7 @@ from shoal.compiled import as_gymnasium, library
 from shoal.tools import doctor
 from shoal.tools.cli import progress
 
-ALIASES = {"Taxi-v4": "Taxi-v3"}  # one env under two ids
-GYMNASIUM_IDS = {"Taxi-v3": "Taxi-v4"}
+ALIASES = {"Taxi-v3": "Taxi-v4"}  # one env under two ids: EnvPool has it under the first, Gymnasium under the second
 BATCHES = 16
 Burst = Callable[[float], float]  # runs for so many seconds, returns steps/s
 
@@ -77,7 +76,7 @@ def plain_loop(env_id: str) -> tuple[Burst, Callable[[], None]]:
     if env_id.startswith("shoal/"):
         env: Any = as_gymnasium(library.find(env_id))
     else:
-        env = gymnasium.make(GYMNASIUM_IDS.get(env_id, env_id))
+        env = gymnasium.make(ALIASES.get(env_id, env_id))
     agents = library.find(env_id)().num_agents
     env.reset(seed=0)
     env.action_space.seed(0)
@@ -140,7 +139,7 @@ def report(results: list[dict[str, Any]]) -> None:
 def main() -> None:
     """Run what the command line asks for."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    every = [env_id for env_id in library.ids() if env_id not in ALIASES]
+    every = [env_id for env_id in library.ids() if env_id not in ALIASES.values()]
     parser = common.parser(str(__doc__).partition("\n")[0], 0.3, 15)
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="ENV", help=", ".join(every))
     parser.add_argument("-n", "--num-envs", type=int, nargs="+", default=[4096], metavar="N")
