@@ -14,7 +14,7 @@ from shoal.snapshot import Snapshot
 from shoal.stats import PoolStats, WorkerInfo
 
 __all__ = [
-    "Batch", "Plan", "Pool", "PoolStats", "Rollout", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "uninstall",
-    *errors.__all__,
+    "Batch", "Plan", "Pool", "PoolStats", "Rollout", "Snapshot", "WorkerInfo", "entry_point", "install", "make",
+    "uninstall", *errors.__all__,
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -25,8 +25,8 @@ class Rollout:
     """What has happened in `steps` steps of all lanes. All arrays are the caller's own.
 
     Attributes:
-        obs: [steps + 1, lanes, ...], nested as the space is: `obs[t]` is what the policy saw when it chose `actions[t]`,
-            and the last one is where it all ended.
+        obs: [steps + 1, lanes, ...], nested as the space is: `obs[t]` is what the policy saw when it chose
+            `actions[t]`, and the last one is where it all ended.
         actions: [steps, lanes, ...], nested as the space is.
         reward, terminated, truncated, episode_return, episode_length: [steps, lanes], the answers to `actions[t]`.
         began: bool [steps + 1, lanes], where `obs[t]` is the first of an episode. Under `autoreset="next_step"`, the
@@ -98,7 +98,9 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None) 
     from shoal.compiled.policy import is_policy, streams
 
     if pool.autoreset == "disabled":
-        raise BadCall('rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"')
+        raise BadCall(
+            'rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"'
+        )
     random = isinstance(policy, str) and policy == "random"
     if not random and not callable(policy):
         raise BadCall(f'rollout: expected a policy(obs) -> actions, a compiled.policy or "random", found {policy!r}')
@@ -138,5 +140,3 @@ def _choose_at_random(record: _Record, t: int, rngs: Any) -> None:
     for leaf, array in zip(record.action_leaves, record.actions, strict=True):
         choose, bounds = random_policy(leaf)
         act_on_lanes(choose, [array[t]], [array[t]], (False, False), rngs, bounds)
-
-

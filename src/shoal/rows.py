@@ -9,7 +9,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -69,7 +69,8 @@ def batched_env_fn(
     make = getattr(importlib.import_module(module), name)
     if backend == "jax":
         return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
-    envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)  # now: what is wrong with it is the caller's to hear
+    # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
+    envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
     return lambda: envs
 
 
@@ -82,7 +83,7 @@ def can_be_compiled(env: Any) -> bool:
     return isinstance(env, type) and hasattr(env, "__shoal_kernel__")
 
 
-def choose_compiled(env: Any) -> tuple[str, str]:
+def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
     """The backend for such a class where the caller has named none, and why."""
     missing = env.__shoal_missing__()
     if not missing:

@@ -94,7 +94,11 @@ class BadGlobal(CartPole):
 @pytest.mark.parametrize(
     ("env", "message", "where"),
     [
-        (NoField, "NoField.step cannot be compiled: the state has no field 'speed', its fields are x,", "no such field"),
+        (
+            NoField,
+            "NoField.step cannot be compiled: the state has no field 'speed', its fields are x,",
+            "no such field",
+        ),
         (BadType, "BadType.reset cannot be compiled: ", "no such sum"),
         (NotMarked, "it calls 'unmarked', which is no compiled function: put @compiled.function above", "not marked"),
         (InHelper, "InHelper.observe cannot be compiled: there is no add(float64, str)", "in a helper"),
@@ -115,9 +119,9 @@ def test_a_line_that_cannot_be_compiled_is_shown(env: Any, message: str, where: 
 def test_a_wrong_return_is_named(env: Any) -> None:
     with pytest.raises(shoal.BadEnv, match=r"step must return \(reward, terminated\), a number and a bool, found"):
         make(env)
+    plain = compiled.as_gymnasium(env)
+    plain.reset(seed=0)
     with pytest.raises(shoal.BadEnv, match=r"step must return \(reward, terminated\), found"):
-        plain = compiled.as_gymnasium(env)
-        plain.reset(seed=0)
         plain.step(0)
 
 
@@ -197,7 +201,7 @@ def test_debug_mode_finds_what_is_out_of_range(by: str, monkeypatch: pytest.Monk
         pool.reset([2])
         assert pool.step(np.ones(4, int)).reward.tolist() == [1.0] * 4
         pool.set_attr("at", [0, 0, 0, 100])
-        with pytest.raises(shoal.EnvError, match="env 3.* observe"):
+        with pytest.raises(shoal.EnvError, match=r"env 3.* observe"):
             pool.step(np.zeros(4, int))
 
 
@@ -213,7 +217,7 @@ class Raises(CartPole):
 def test_an_env_that_raises_is_named_and_the_others_go_on(num_workers: int) -> None:
     with make(Raises, num_workers=num_workers) as pool:
         pool.reset(seed=0)
-        with pytest.raises(shoal.EnvError, match="env 1.*debug"):
+        with pytest.raises(shoal.EnvError, match=r"env 1.*debug"):
             pool.step(np.array([0, 1, 1, 0]))
         with pytest.raises(shoal.ResetNeeded):
             pool.step(np.zeros(4, int))

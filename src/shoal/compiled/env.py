@@ -55,6 +55,8 @@ class Env:
     state: Mapping[str, Any] = {}
     params: Mapping[str, Any] = {}
     num_agents: int = 1
+    metadata: Mapping[str, Any] = {"render_modes": []}
+    render_mode: str | None = None
 
     @classmethod
     def __shoal_env__(cls, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What compiled code depends on, as one hash: a change anywhere gives another one, so that no stale code is ever run."""
+"""What compiled code depends on, as one hash: a change anywhere gives another one, so that stale code is never run."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from shoal.compiled.template import constants, kernel_source, policy_source
 
 __all__ = ["INSTALL", "available", "kernel_address", "policy_address"]
 
+Names = Mapping[str, Any]
 INSTALL = 'pip install "shoal[compiled]"'
 _OURS = ("NRT_", "numba_", "Py", "_Py")  # how the names of functions begin that only a running Numba has
 
@@ -62,9 +63,15 @@ def policy_address(definition: Definition, policy: Any, params: Sequence[Any]) -
     return _address(policy.__name__, "policy_kernel", source, {"policy": policy}, values, False, explain)
 
 
-def _address(
-    name: str, entry: str, source: str, functions: Mapping[str, Any], values: Mapping[str, Any], debug: bool, explain: Any
-) -> int:
+def _address(name: str, entry: str, source: str, functions: Names, values: Names, debug: bool, explain: Any) -> int:
+    """The address of the function `entry` of some source, from the cache or compiled now.
+
+    Args:
+        name: of the class or policy, for messages and files.
+        functions: the user's functions that it calls, by the names that it has for them.
+        values: all else that it needs, by name.
+        explain: what to raise where Numba gives up.
+    """
     key = fingerprint(source, functions, values, debug)
     machine = cache.load(name, key)
     if machine is None:
@@ -97,7 +104,7 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _compile(entry: str, source: str, functions: Mapping[str, Any], values: Mapping[str, Any], debug: bool) -> cache.Machine:
+def _compile(entry: str, source: str, functions: Names, values: Names, debug: bool) -> cache.Machine:
     from numba import types
 
     compiler = jit(debug)

@@ -64,7 +64,10 @@ class PlainEnv(gymnasium.Env[Any, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_fields", ()):
             return self.state[name]
-        raise AttributeError(f"{type(self).__name__} of {self.definition.name} has no attribute {name!r}")
+        definition: Any = self.__dict__.get("definition")
+        if name.startswith("_") or not hasattr(definition, "env") or not hasattr(definition.env, name):
+            raise AttributeError(f"{getattr(definition, 'name', 'the env')} has no attribute {name!r}")
+        return getattr(definition.env, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._fields:
@@ -76,6 +79,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode: the next one of the seed, or the first one of a new seed."""
+        super().reset(seed=seed)
         if seed is not None:
             self._seed, self._episode = int(seed) % 2**64, -1
         self._episode += 1

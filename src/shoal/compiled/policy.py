@@ -83,7 +83,7 @@ def random_policy(leaf: Leaf) -> tuple[Any, tuple[npt.NDArray[Any], ...]]:
 def act_on_lanes(
     choose: Any, obs: Sequence[Any], action: Sequence[Any], nested: tuple[bool, bool], rngs: Any, params: Sequence[Any]
 ) -> None:
-    """Let a policy choose for all lanes, in plain Python. `obs` and `action` have an array [lanes, ...] for each leaf."""
+    """Let a policy choose for all lanes, in plain Python; `obs` and `action` are arrays [lanes, ...] for each leaf."""
     for lane in range(len(rngs)):
         rows = [[_row(array, lane) for array in arrays] for arrays in (obs, action)]
         given = [tuple(row) if is_nested else row[0] for row, is_nested in zip(rows, nested, strict=True)]

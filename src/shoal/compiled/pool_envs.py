@@ -36,8 +36,8 @@ def find_class(env: Any) -> type[Env]:
     if isinstance(env, type) and issubclass(env, Env):
         return env
     raise BadEnv(
-        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see docs/compiled.md, or use '
-        "another backend"
+        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see docs/compiled.md, '
+        "or use another backend"
     )
 
 
@@ -81,4 +81,3 @@ class CompiledEnvs:
 
     def close(self) -> None:
         """Nothing to give back: the stepper ends its threads."""
-

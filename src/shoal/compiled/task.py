@@ -11,7 +11,7 @@ __all__ = ["BEGINS", "FRAME_FIELDS", "KINDS_OF_LEAVES", "LANE_FIELDS", "LEAVES",
 
 LANE_FIELDS = ("requested", "answered", "op", "slots", "done_ns", "ended", "run_return", "run_length")
 FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
-# whole: all lanes are stepped, into the frame `slot`, and nobody counts requests. limit: steps of an episode, 0 for any.
+# whole: all lanes are stepped, into the frame `slot`, and nobody counts requests. limit: of an episode, 0 for none.
 NUMBERS = ("whole", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env")
 ENV_FIELDS = ("states", "seeds", "episodes", "rngs", "failed", "saved_states", "saved_rngs")
 PLACES = {name: i for i, name in enumerate((*NUMBERS, *LANE_FIELDS, *FRAME_FIELDS, *ENV_FIELDS))}
@@ -19,9 +19,9 @@ PLACES = {name: i for i, name in enumerate((*NUMBERS, *LANE_FIELDS, *FRAME_FIELD
 # where there is room for the action in 64 bits.
 LEAVES = len(PLACES)
 KINDS_OF_LEAVES = ("action", "obs", "final", "wide")
-# What a kernel counts, on a cache line of its own: lanes answered, episodes begun, all status bits; then, counted by who
-# calls it, envs that failed; and which env it is at, and in which phase.
 BEGINS = 128  # in `status`, for who calls it: an episode was begun, and nothing stepped
+# What is counted, on a cache line for each thread: lanes answered, episodes begun, all status bits, envs that failed;
+# and which env the kernel is at, and in which phase.
 TALLY = ("answered", "began", "status", "failed", "env", "phase")
 
 

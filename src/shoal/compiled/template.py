@@ -167,8 +167,8 @@ def _observe_lines(definition: Definition, kind: str) -> list[str]:
 def policy_source(definition: Definition, params: Sequence[Any]) -> str:
     """The source of `policy_kernel`, which lets `policy` choose the actions of some lanes.
 
-    It reads observations in the frame `slot` and writes actions, both as a kernel's task has them. Behind the leaves, the
-    task has the address of the lanes' streams, and of each of the params.
+    It reads observations in the frame `slot` and writes actions, both as a kernel's task has them. Behind the leaves,
+    the task has the address of the lanes' streams, and of each of the params.
     """
     behind = LEAVES + len(KINDS_OF_LEAVES) * max(len(definition.obs_leaves), len(definition.action_leaves))
     lines = ["task = array_at(address, (1024,), np.int64)"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shoal.native import twin
+from shoal.native import twin, twin_kernel
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
@@ -46,5 +46,5 @@ def Block(*args: Any, **kwargs: Any) -> Any:
 
 
 def Kernel(*args: Any) -> Any:
-    """Envs in compiled code; see twin.Kernel for the contract."""
-    return twin.Kernel(*args) if core is None else core.Kernel(*args)
+    """Envs in compiled code; see twin_kernel.Kernel for the contract."""
+    return twin_kernel.Kernel(*args) if core is None else core.Kernel(*args)

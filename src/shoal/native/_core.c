@@ -7,6 +7,7 @@
 #include "bounds.h"
 #include "kernel.h"
 #include "lanes.h"
+#include "library.h"
 #include "moments.h"
 #include "step_block.h"
 
@@ -29,6 +30,7 @@ static PyMethodDef core_methods[] = {
     {"merge", moments_merge, METH_VARARGS, "merge(kind, values, mean, var, count) -> count, with the rows taken in"},
     {"standardize", moments_standardize, METH_VARARGS,
      "standardize(kind, values, mean, var, epsilon, limit, out): values brought to mean 0 and variance 1"},
+    {"library_kernel", library_kernel_address, METH_NOARGS, "the address of the kernel of envs in shared libraries"},
     {NULL, NULL, 0, NULL},
 };
 
