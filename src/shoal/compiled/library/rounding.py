@@ -10,7 +10,7 @@ from shoal import compiled
 
 __all__ = ["single", "square", "square_single"]
 
-# What rounding took away, times this, reaches the next float where a square is so close to the middle of two floats that
+# What rounding took away, times this, reaches the next float where a square is so close to the middle of two that
 # pow may go either way: within 0.015 units in the last place. glibc's pow errs by less than 0.01.
 CLOSE = 1.0 + 2.0**-5
 
