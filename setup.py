@@ -26,8 +26,22 @@ core = Extension(
     sources=["src/shoal/native/_core.c"],
     depends=[
         f"src/shoal/native/{name}.h"
-        for name in ("compat", "counters", "doorbell", "leaf", "lanes", "step_block", "rows", "bounds", "moments")
-    ],
+        for name in (
+            "compat",
+            "counters",
+            "doorbell",
+            "leaf",
+            "lanes",
+            "step_block",
+            "rows",
+            "bounds",
+            "moments",
+            "kernel",
+            "task",
+            "library",
+        )
+    ]
+    + ["src/shoal/compiled/shoal_env.h"],
     extra_compile_args=["-std=c11", "-O3", *os.environ.get("SHOAL_CFLAGS", "").split()],
     extra_link_args=["-lm", *os.environ.get("SHOAL_CFLAGS", "").split()],
     define_macros=[("SHOAL_STABLE_ABI", "1")] if STABLE else [],

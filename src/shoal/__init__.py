@@ -10,14 +10,14 @@ from shoal.lazy import modules_of
 from shoal.make import make
 from shoal.plan import Plan
 from shoal.pool import Pool
+from shoal.rollout import Rollout
 from shoal.snapshot import Snapshot
 from shoal.stats import PoolStats, WorkerInfo
 from shoal.tuning import tune
 
 __all__ = [
-    "Batch", "Plan", "Pool", "PoolStats", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "tune",
-    "uninstall",
-    *errors.__all__,
+    "Batch", "Plan", "Pool", "PoolStats", "Rollout", "Snapshot", "WorkerInfo", "entry_point", "install", "make", "tune",
+    "uninstall", *errors.__all__,
 ]  # fmt: skip
 __version__ = "0.1.0"
 __getattr__ = modules_of(__name__)

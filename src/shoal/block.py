@@ -148,9 +148,9 @@ def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) 
             found.append(pair)
         which.append(found.index(pair))
     groups = [env for env in envs if is_group(env)]
-    lanes = [Lanes(env.num_lanes, env.together, bool(getattr(env, "resets_alone", False)), env.can_be_absent,
-                   tuple(getattr(env, "modes", MODES)),
-                   None if env.lane_names is None else list(env.lane_names)) for env in groups]  # fmt: skip
+    lanes = [one for env in groups for one in _lanes_of(env)]
+    if len(lanes) > len(which):  # one object with many envs in it
+        which = [which[0]] * len(lanes)
     first = groups[0].env if groups else envs[0]
     return Summary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
@@ -164,6 +164,15 @@ def name_of(env: Any) -> str:
     spec_id = getattr(getattr(env, "spec", None), "id", None)
     own = [name for name in (spec_id, getattr(env, "name", None)) if isinstance(name, str)]
     return own[0] if own else type(getattr(env, "unwrapped", env)).__name__
+
+
+def _lanes_of(env: Any) -> list[Lanes]:
+    """What there is to tell about a group; about each of them, where one object has several."""
+    names = None if env.lane_names is None else list(env.lane_names)
+    size = env.group_size if env.together and hasattr(env, "group_size") else env.num_lanes
+    modes = tuple(getattr(env, "modes", MODES))
+    told = Lanes(size, env.together, bool(getattr(env, "resets_alone", False)), env.can_be_absent, modes, names)
+    return [told] * (env.num_lanes // size)
 
 
 class Stepper:

@@ -41,7 +41,7 @@ class Crew:
     Args:
         env_fns: one per env; under a batched backend, one that makes them all.
         backend: one of BACKENDS.
-        count: how many workers; under hybrid the caller is one of them.
+        count: how many workers; under hybrid the caller is one of them, and a batched backend has just the caller.
         start_timeout: seconds until a worker that is hired later must have built its envs.
     """
 
@@ -53,7 +53,7 @@ class Crew:
         start_method: str,
         start_timeout: float | None = None,
     ):
-        self._env_blocks = split(len(env_fns), count)
+        self._env_blocks = split(len(env_fns), 1 if backend in BATCHED else count)
         self.blocks = list(self._env_blocks)
         self.groups: list[Lanes] = []
         self._backend, self._start_method, self._start_timeout = backend, start_method, start_timeout

@@ -43,7 +43,9 @@ WITH_THE_FIRST = "group"  # the kind of the state of a lane that was saved with 
 
 def make_stepper(slab: Slab, worker: int, start: int, envs: list[Any], *args: Any, **options: Any) -> Any:
     """What steps these envs: see Stepper for the arguments."""
-    kind = GroupStepper if is_group(envs[0]) else Stepper
+    kind: Any = GroupStepper if is_group(envs[0]) else Stepper
+    if hasattr(envs[0], "make_stepper"):  # it brings its own
+        kind = envs[0].make_stepper
     return kind(slab, worker, start, envs, *args, **options)
 
 

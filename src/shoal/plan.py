@@ -202,6 +202,8 @@ def make_plan(
     if backend != "auto":
         if isolate and backend != "processes":
             raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
+        if backend == "compiled":
+            return Plan(backend, int(num_workers or cores), "as asked for")
         if backend == "serial" or backend in BATCHED:
             return Plan(backend, 1)
         default = min(count, MOST_THREADS) if backend == "threads" else cores

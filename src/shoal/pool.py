@@ -41,7 +41,8 @@ from shoal.healing import HealthPolicy
 from shoal.messages import StepperConfig
 from shoal.plan import Plan, contradiction, given_plan, make_plan, spin_times
 from shoal.remote import PackedError
-from shoal.rows import BATCHED, batched_env_fn
+from shoal.rollout import ANSWERS, Rollout, roll_out
+from shoal.rows import BATCHED, batched_env_fn, can_be_compiled, choose_compiled
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
 from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
@@ -63,9 +64,10 @@ class Pool:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
-            processes), "jax" (one functional env, stepped for all lanes at once on a device), or "auto", which measures
-            the env and chooses ("processes", unmeasured, where on_error, step_timeout or recycle_after say that envs
-            may do terrible things); `pool.plan` says what and why.
+            processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
+            derives from `shoal.compiled.Env`, stepped by compiled code in threads), or "auto", which measures the env
+            and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
+            recycle_after say that envs may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.
         batch_envs: the same in envs, where these have several lanes.
@@ -108,7 +110,7 @@ class Pool:
         env: Any,
         num_envs: int | None = None,
         *,
-        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax"] = "auto",
+        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled"] = "auto",
         num_workers: int | None = None,
         batch_size: int | None = None,
         batch_envs: int | None = None,
@@ -149,9 +151,12 @@ class Pool:
                 batch_envs = plan.batch_size
             if num_envs is None and (isinstance(env, str) or not isinstance(env, Sequence)):
                 num_envs = plan.num_envs
+        reason = ""
+        if backend == "auto" and can_be_compiled(env) and not (isolate or on_error == "restart" or step_timeout):
+            backend, reason = choose_compiled(env)
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
-            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs)]
+            env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs, num_workers)]
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
             count = len(env_fns)
@@ -181,6 +186,8 @@ class Pool:
             batch = min(expected, len(env_fns))
             plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
         self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, len(env_fns)))
+        if reason:
+            self.plan = replace(self.plan, reason=reason if backend == "compiled" else f"{self.plan.reason}; {reason}")
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
         try:
             self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)
@@ -224,6 +231,10 @@ class Pool:
         obs_leaves, action_leaves = flatten(specs.single_observation_space), flatten(specs.single_action_space)
         if self._flat_rows:
             array_leaves("observation", specs.single_observation_space, "a flat row")
+            if self.plan.backend == "compiled" and len(obs_leaves) > 1:
+                raise ValueError(
+                    'flat_rows: backend="compiled" writes each part of an observation into an array of its own'
+                )
         lend = False
         if self.copy:
             self.frames = frames_to_lend(obs_leaves, self.num_envs, self.autoreset)
@@ -305,7 +316,7 @@ class Pool:
     @property
     def lanes_per_env(self) -> int:
         """How many neighbouring lanes are one env's; 0 where envs differ in that."""
-        counts = {lanes.size for lanes in self._crew.groups} or {1}
+        counts = {lanes.size if lanes.together else 1 for lanes in self._crew.groups} or {1}
         return counts.pop() if len(counts) == 1 else 0
 
     @property
@@ -391,6 +402,48 @@ class Pool:
         if self._fault is not None:
             raise self._fault
         return self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
+
+    # ---- rollouts --------------------------------------------------------------------------------------------
+
+    def rollout(self, policy: Any, steps: int, *, params: Sequence[Any] = (), seed: int | None = None) -> Rollout:
+        """Step all envs so many times by a policy, and keep everything; goes on where the envs are.
+
+        With backend="compiled" and a policy that can be compiled, or "random", no Python runs until it is over.
+
+        Args:
+            policy: a function of a batch of observations that returns a batch of actions; a `shoal.compiled.policy`; or
+                "random".
+            params: arrays that a `shoal.compiled.policy` gets.
+            seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
+
+        Raises:
+            EnvError: an env raised; under backend="compiled" all must be reset then.
+        """
+        self._check_usable()
+        return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed)
+
+    def last_answer(self) -> Batch:
+        """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""
+        if self._scheduler.some_must_reset:
+            return self.reset()
+        return self.data.batch(self.data.whole(Ready(np.arange(0), 0, -1, {})))
+
+    def roll_compiled(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
+        """Fill the record of a rollout without Python; False where that cannot be done."""
+        if self.plan.backend != "compiled":
+            return False
+        from shoal.compiled.rolling import roll
+
+        assert self._crew.inline is not None
+        with self._scheduler.alone():
+            if not roll(self._crew.inline.stepper, record, policy, params, rngs):
+                return False
+            slot = self._scheduler.move_on()
+        last = {name: getattr(record, name)[-1] for name in (*ANSWERS, "began")}
+        for name, values in (last | {f"obs.{i}": array[-1] for i, array in enumerate(record.obs)}).items():
+            self._slab.array(name)[slot] = values
+        self._slab.array("status")[slot] = 0
+        return True
 
     # ---- reset -----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 import importlib
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,14 @@ from gymnasium import Space
 from shoal.group import Answers, Infos
 from shoal.spaces import assemble, flatten, get_path
 
-__all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn"]
+__all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "can_be_compiled"]
 
-# Who makes the envs of such a backend: a function (env, num_envs, env_kwargs). Imported when asked for: each needs a
-# framework.
-BATCHED = {"jax": ("shoal.graph.jax.pool_envs", "make_envs")}
+# Who makes the envs of such a backend: a function (env, num_envs, env_kwargs), or, of threads that the
+# caller may number, (env, num_envs, env_kwargs, num_workers). Imported when asked for: each needs a framework.
+BATCHED = {
+    "jax": ("shoal.graph.jax.pool_envs", "make_envs"),
+    "compiled": ("shoal.compiled.pool_envs", "make_envs"),
+}
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -59,16 +63,35 @@ class BatchedEnv(Protocol):
 
 
 def batched_env_fn(
-    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None
-) -> Callable[[], RowsEnv]:
+    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
+) -> Callable[[], Any]:
     """What makes the one env that steps all lanes."""
     module, name = BATCHED[backend]
     make = getattr(importlib.import_module(module), name)
-    return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
+    if backend == "jax":
+        return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
+    # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
+    envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
+    return lambda: envs
 
 
 def _make_rows(make: Callable[..., BatchedEnv], *args: Any) -> RowsEnv:
     return RowsEnv(make(*args))
+
+
+def can_be_compiled(env: Any) -> bool:
+    """Whether this is a class for backend="compiled"."""
+    return isinstance(env, type) and hasattr(env, "__shoal_kernel__")
+
+
+def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
+    """The backend for such a class where the caller has named none, and why."""
+    missing = env.__shoal_missing__()
+    if not missing:
+        return "compiled", "the class can be compiled"
+    reason = f"{env.__name__} runs as plain Python, because {missing}"
+    warnings.warn(reason, RuntimeWarning, stacklevel=4)
+    return "auto", reason
 
 
 class RowsEnv:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -87,6 +87,8 @@ class Scheduler:
         self._owner = crew.owner_of_lanes()
         self._lanes: Any = native.Lanes(slab, self._state, self._owner, *crew.bells(), groups.leader, window)
         self._run_inline = None if crew.inline is None else crew.inline.run
+        if crew.inline is not None and crew.inline.kernel is not None:
+            self._lanes.use_kernel(crew.inline.kernel)
         self._out = np.zeros(self._count, np.int64)
         self._all_ids = np.arange(self._count, dtype=np.int64)
         self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
@@ -518,6 +520,32 @@ class Scheduler:
         with self._lanes:
             self._check_idle(ids)
         return self.board.start(ids, command, arguments, deadline)
+
+    # ---- rollouts --------------------------------------------------------------------------------------------
+
+    @property
+    def some_must_reset(self) -> bool:
+        """Whether a step of all lanes would be refused until some were reset."""
+        return self._some_must_reset
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While lanes, none of which may be busy, are stepped by somebody else. If that fails, all must be reset."""
+        with self._lanes:
+            self._check_idle(self._all_ids)
+            self._check_reset(self._all_ids)
+            try:
+                yield
+            except BaseException:
+                self._must_reset[:] = self._some_must_reset = True
+                raise
+
+    def move_on(self) -> int:
+        """The frame that the lanes, all of which are idle, are in next: somebody else has their answers for it."""
+        self._aim(slice(None))
+        slot = (int(self._slot[0]) + 1) % self._frames
+        self._slot[:] = slot
+        return slot
 
     # ---- snapshots -------------------------------------------------------------------------------------------
 

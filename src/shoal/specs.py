@@ -48,8 +48,11 @@ def agree(summaries: Sequence[Summary], num_envs: int, mode: str | tuple[Space[A
         single = first_obs
     else:
         raise ValueError(f"observation_mode: expected 'same', 'different' or a pair of spaces, found {mode!r}")
+    seen: set[tuple[int, int]] = set()  # spaces take long to compare, and most envs share them
     for env_id, (obs, action) in enumerate(pairs):
-        _compare(env_id, obs, action, single, first_action, mode)
+        if (id(obs), id(action)) not in seen:
+            _compare(env_id, obs, action, single, first_action, mode)
+            seen.add((id(obs), id(action)))
     if mode == "different":
         batched = batch_differing_spaces([obs for obs, _ in pairs])
     about = summaries[0]

@@ -25,8 +25,10 @@ LAYERS = (
     ("state", "messages"),
     ("rows", "groups", "block", "measurement"),
     ("group_stepper",),
+    ("compiled",),
     ("specs", "stats", "verdict", "batch", "snapshot", "emulation"),
     ("frames",),
+    ("rollout",),
     ("backends",),
     ("crew",),
     ("healing", "vigil"),
@@ -44,7 +46,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "tuning"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "tuning", "compiled"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 

@@ -87,6 +87,8 @@ def _single(env: Any, kwargs: dict[str, Any]) -> EnvFn:
             f"{env!r} is an env already made; a pool makes its own, so pass a function that makes one, "
             f"such as `lambda: MyEnv()`{functional}"
         )
+    if isinstance(env, type) and hasattr(env, "__shoal_env__"):  # a class that says by itself how an env is made of it
+        env = env.__shoal_env__
     if callable(env):
         return FromCallable(env, kwargs) if kwargs else env
     raise BadEnv(f"expected an env id, a spec, or a function that makes an env, found {type(env).__name__}: {env!r}")

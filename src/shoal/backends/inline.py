@@ -53,6 +53,16 @@ class InlineWorker(Worker):
         """The envs themselves: they are the caller's to look at."""
         return [env.env if is_group(env) else env for env in self._envs]
 
+    @property
+    def stepper(self) -> Any:
+        """Who steps the envs; None before it is attached and after it was closed."""
+        return self._stepper
+
+    @property
+    def kernel(self) -> Any:
+        """Who steps all lanes in one call of the core, if anybody does."""
+        return getattr(self._stepper, "kernel", None)
+
     def launch(self) -> None:
         """Nothing to start: built() builds, after the other workers have begun to."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shoal.native import counters, twin
+from shoal.native import counters, twin, twin_kernel
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
-    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Lanes", "merge", "outside",
-    "standardize", "write_rows",
+    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes", "merge",
+    "outside", "standardize", "write_rows",
 ]  # fmt: skip
 
 # The numbers that the C headers use.
@@ -44,3 +44,8 @@ def Lanes(*args: Any, **kwargs: Any) -> Any:
 def Block(*args: Any, **kwargs: Any) -> Any:
     """The worker's side of the slab; see twin.Block for the contract."""
     return twin.Block(*args, **kwargs) if core is None else twin.native_block(core, *args, **kwargs)
+
+
+def Kernel(*args: Any) -> Any:
+    """Envs in compiled code; see twin_kernel.Kernel for the contract."""
+    return twin_kernel.Kernel(*args) if core is None else core.Kernel(*args)

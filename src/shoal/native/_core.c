@@ -1,19 +1,21 @@
-/* The module shoal.native._core: doorbells, lanes, block stepping, rows, bounds and moments in C. Its twin is twin.py. */
+/* The module shoal.native._core: doorbells, lanes, block stepping, rows, kernels, bounds and moments in C; twin.py is its twin. */
 #if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
 #define Py_LIMITED_API 0x030c0000
 #endif
 
 #include "compat.h"
 #include "bounds.h"
+#include "kernel.h"
 #include "lanes.h"
+#include "library.h"
 #include "moments.h"
 #include "rows.h"
 #include "step_block.h"
 
 static int core_exec(PyObject *module) {
-    PyType_Spec *specs[] = {&lanes_spec, &block_spec};
-    const char *names[] = {"Lanes", "Block"};
-    for (int i = 0; i < 2; i++) {
+    PyType_Spec *specs[] = {&lanes_spec, &block_spec, &kernel_spec};
+    const char *names[] = {"Lanes", "Block", "Kernel"};
+    for (int i = 0; i < 3; i++) {
         PyObject *type = PyType_FromSpec(specs[i]);
         if (type == NULL || PyModule_AddObjectRef(module, names[i], type) < 0) {
             Py_XDECREF(type);
@@ -31,6 +33,7 @@ static PyMethodDef core_methods[] = {
      "standardize(kind, values, mean, var, epsilon, limit, out): values brought to mean 0 and variance 1"},
     {"write_rows", rows_write, METH_VARARGS,
      "write_rows(names, rows, observations, rewards, terminated, truncated, reward, targets, paths) -> whether it could"},
+    {"library_kernel", library_kernel_address, METH_NOARGS, "the address of the kernel of envs in shared libraries"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -8,6 +8,11 @@
 #define SHOAL_SCAN(type)                                                                        \
     {                                                                                           \
         const type *v = values->buf, *lo = low->buf, *hi = high->buf;                           \
+        if (period == 1) { /* the common case, many values at a time */                         \
+            int inside = 1;                                                                     \
+            for (Py_ssize_t i = 0; i < count; i++) inside &= (v[i] >= lo[0]) & (v[i] <= hi[0]); \
+            if (inside) return -1;                                                              \
+        }                                                                                       \
         for (Py_ssize_t i = 0, j = 0; i < count; i++) {                                         \
             if (!(v[i] >= lo[j] && v[i] <= hi[j])) return i;                                    \
             if (++j == period) j = 0;                                                           \

@@ -13,6 +13,7 @@
 #include "compat.h"
 #include "counters.h"
 #include "doorbell.h"
+#include "kernel.h"
 #include "leaf.h"
 
 #include <stdlib.h>
@@ -47,6 +48,8 @@ typedef struct {
     int64_t *counts;      /* the pool's row of counters */
     int64_t *finished;    /* of each worker: when it was done with what was taken last, 0 for none of it */
     int taken;            /* whether what was taken last is still to be handed over */
+    PyObject *kernel_object; /* who steps all lanes at once, if anybody does */
+    Kernel *kernel;
 } Lanes;
 
 static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
@@ -106,6 +109,7 @@ static void lanes_dealloc(PyObject *object) {
     if (self->high.obj) PyBuffer_Release(&self->high);
     Py_XDECREF(self->action.path);
     Py_XDECREF(self->refusal);
+    Py_XDECREF(self->kernel_object);
     PyObject_Free(object);
     Py_DECREF(type);
 }
@@ -120,6 +124,20 @@ static PyObject *lanes_use_action(PyObject *object, PyObject *args) {
     if (PyObject_GetBuffer(low, &self->low, PyBUF_C_CONTIGUOUS) < 0) return NULL;
     if (PyObject_GetBuffer(high, &self->high, PyBUF_C_CONTIGUOUS) < 0) return NULL;
     self->has_action = 1;
+    Py_RETURN_NONE;
+}
+
+/* use_kernel(kernel): full batches of actions that are one array go straight to it. */
+static PyObject *lanes_use_kernel(PyObject *object, PyObject *kernel) {
+    Lanes *self = (Lanes *)object;
+    PyObject *capsule = PyObject_CallMethod(kernel, "capsule", NULL);
+    if (capsule == NULL) return NULL;
+    self->kernel = PyCapsule_GetPointer(capsule, KERNEL_CAPSULE);
+    Py_DECREF(capsule);
+    if (self->kernel == NULL) return NULL;
+    Py_XDECREF(self->kernel_object);
+    Py_INCREF(kernel);
+    self->kernel_object = kernel;
     Py_RETURN_NONE;
 }
 
@@ -386,19 +404,53 @@ static PyObject *lanes_collect(PyObject *object, PyObject *args) {
     return result;
 }
 
-/* Copies a batch of actions into the slab, if it is exactly what the space says. */
-static int lanes_accept_actions(Lanes *self, PyObject *actions) {
-    Py_buffer view;
-    if (!self->has_action || PyObject_GetBuffer(actions, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
+/* The buffer of a batch of actions, if it is exactly what the space says: to be released then. */
+static int lanes_view_actions(Lanes *self, PyObject *actions, Py_buffer *view) {
+    if (!self->has_action || PyObject_GetBuffer(actions, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
         return 0;
     }
-    int fits = leaf_fits(&self->action, &view, self->lanes);
+    int fits = leaf_fits(&self->action, view, self->lanes);
     if (fits && self->low.len > 0)
-        fits = bounds_scan(format_kind(view.format), &view, &self->low, &self->high) == -1;
-    if (fits) memcpy(self->action.base, view.buf, (size_t)view.len);
-    PyBuffer_Release(&view);
+        fits = bounds_scan(format_kind(view->format), view, &self->low, &self->high) == -1;
+    if (!fits) PyBuffer_Release(view);
     return fits;
+}
+
+/* Copies a batch of actions into the slab, if it is exactly what the space says. */
+static int lanes_accept_actions(Lanes *self, PyObject *actions) {
+    Py_buffer view;
+    if (!lanes_view_actions(self, actions, &view)) return 0;
+    memcpy(self->action.base, view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    return 1;
+}
+
+/* All lanes by the kernel, where they stand in one frame: nothing is posted or collected, and actions are read where
+ * they lie. As lanes_step otherwise. */
+static PyObject *lanes_step_kernel(Lanes *self, PyObject *actions) {
+    Py_buffer view;
+    if (memcmp(self->slot, self->slot + 1, (size_t)self->lanes - 1) != 0 ||
+        atomic_load(&self->pool_bell->alarm) != self->alarm_seen || !lanes_view_actions(self, actions, &view))
+        return PyLong_FromLong(NOT_TAKEN);
+    PyObject *result;
+    if (atomic_exchange(&self->in_use, 1)) {
+        result = PyLong_FromLong(IN_USE);
+    } else {
+        int slot = (int)((self->slot[0] + 1) % self->frames);
+        memset(self->slot, slot, (size_t)self->lanes);
+        int64_t began = COUNTING ? now_ns() : 0;
+        int status = kernel_step_all(self->kernel, slot, view.buf);
+        atomic_store(&self->in_use, 0);
+        if (COUNTING) {
+            lanes_waited(self, began, now_ns());
+            self->counts[POOL_BATCHES]++;
+            self->taken = 1;
+        }
+        result = status < 0 ? NULL : PyLong_FromLong(slot | status << 8);
+    }
+    PyBuffer_Release(&view);
+    return result;
 }
 
 /* step(actions, run or None, spin_ns, patience_ns (-1: none)) -> slot | status << 8, or a CollectResult.
@@ -412,8 +464,9 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOLL", &actions, &run, &spin_ns, &patience_ns)) return NULL;
     if (atomic_load(&self->in_use)) return PyLong_FromLong(IN_USE);
     if (COUNTING) lanes_arrived(self, now_ns());
-    if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL || !lanes_accept_actions(self, actions))
-        return PyLong_FromLong(NOT_TAKEN);
+    if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL) return PyLong_FromLong(NOT_TAKEN);
+    if (self->kernel != NULL) return lanes_step_kernel(self, actions);
+    if (!lanes_accept_actions(self, actions)) return PyLong_FromLong(NOT_TAKEN);
     for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
     int64_t began = now_ns();
     lanes_ring_touched(self, began);
@@ -487,6 +540,7 @@ static PyMethodDef lanes_methods[] = {
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"arrive", lanes_arrive, METH_NOARGS, "the caller has come back"},
     {"handed", lanes_handed, METH_NOARGS, "what was taken is the caller's now"},
+    {"use_kernel", lanes_use_kernel, METH_O, "use_kernel(kernel): full batches go straight to it"},
     {"alarm", lanes_alarm, METH_NOARGS, "wake the waiter: something is wrong"},
     {"heard", lanes_heard, METH_NOARGS, "the alarm was dealt with"},
     {"__enter__", lanes_enter, METH_NOARGS, "keep other threads out"},

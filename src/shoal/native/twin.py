@@ -118,6 +118,9 @@ class Lanes:
     def use_action(self, leaf: tuple[Any, ...], low: Array, high: Array) -> None:
         """For the C core's `step`; the twin has no such short cut."""
 
+    def use_kernel(self, kernel: Any) -> None:
+        """For the C core's `step`, too."""
+
     def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int, patience_ns: int) -> int:
         """Post and collect of all lanes in one call: slot | status << 8. NOT_TAKEN by the twin, always."""
         return NOT_TAKEN

@@ -1,0 +1,36 @@
+"""Envs that are written in Python once, and run as plain Python or compiled for all cores.
+
+class Walk(compiled.Env):
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+    max_episode_steps = 100
+    state = {"x": float}
+
+    @staticmethod
+    def reset(state, rng):
+        state.x = compiled.uniform(rng, -1.0, 1.0)
+
+    @staticmethod
+    def step(state, action, rng):
+        state.x += 0.1 if action == 1 else -0.1
+        return -abs(state.x), abs(state.x) > 2.0
+
+    @staticmethod
+    def observe(state, obs):
+        obs[0] = state.x
+
+envs = shoal.make(Walk, num_envs=4096)
+"""
+
+from __future__ import annotations
+
+from shoal.compiled.env import Env, function
+from shoal.compiled.library_env import from_library, include_folder
+from shoal.compiled.plain import as_gymnasium
+from shoal.compiled.policy import policy
+from shoal.compiled.random import choice, integer, normal, uniform
+
+__all__ = [
+    "Env", "as_gymnasium", "choice", "from_library", "function", "include_folder", "integer", "normal", "policy",
+    "uniform",
+]  # fmt: skip

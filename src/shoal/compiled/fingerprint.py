@@ -1,0 +1,128 @@
+"""What compiled code depends on, as one hash: a change anywhere gives another one, so that stale code is never run."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import pickle
+import platform
+import secrets
+import sys
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.compiled.rebuild import is_namespace, named_values, names_of
+
+__all__ = ["fingerprint"]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def fingerprint(source: str, functions: Mapping[str, Any], values: Mapping[str, Any], debug: bool) -> str:
+    """The hash of a kernel's source, of the functions that it calls with all that these use, and of the tools."""
+    digest = hashlib.sha256()
+    walker = _Walker(digest.update)
+    for part in (source, debug, *_tools()):
+        walker.add(part)
+    for name in sorted(values):
+        walker.add(name)
+        walker.add(values[name])
+    for name in sorted(functions):
+        walker.add(name)
+        walker.add(functions[name])
+    return digest.hexdigest()[:32]
+
+
+def _tools() -> Iterable[str]:
+    """Versions of everything that has a part in it, and this processor."""
+    import llvmlite.binding
+
+    yield from (importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy"))
+    yield from (sys.version, platform.machine(), llvmlite.binding.get_host_cpu_name())
+    yield llvmlite.binding.get_host_cpu_features().flatten()
+    yield from (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_"))
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        yield path.read_text()
+
+
+class _Walker:
+    """Hands the bytes of values and functions to `update`, each function once."""
+
+    def __init__(self, update: Any):
+        self._update = update
+        self._seen: dict[int, int] = {}
+        self._kept: list[Any] = []  # so that no id is given to somebody else meanwhile
+
+    def add(self, value: Any, used: frozenset[str] = frozenset()) -> None:
+        """Take a value in. `used` are the names in the code that uses it: of a module, only these matter."""
+        self._update(f"|{type(value).__module__}.{type(value).__qualname__}:".encode())
+        if isinstance(value, _PLAIN):
+            self._update(repr(value).encode())
+        elif isinstance(value, np.ndarray | np.generic | np.dtype):
+            self._add_numpy(value)
+        elif isinstance(value, tuple | list | frozenset | set):
+            for one in value if isinstance(value, tuple | list) else sorted(value, key=repr):
+                self.add(one, used)
+        elif isinstance(value, dict):
+            for key, one in value.items():
+                self.add(key, used)
+                self.add(one, used)
+        elif isinstance(value, types.CodeType):
+            self._add_code(value)
+        elif self._is_new(value):
+            self._add_object(value, used)
+
+    def _is_new(self, value: Any) -> bool:
+        place = self._seen.setdefault(id(value), len(self._seen))
+        self._kept.append(value)
+        self._update(str(place).encode())
+        return place == len(self._seen) - 1
+
+    def _add_numpy(self, value: Any) -> None:
+        if isinstance(value, np.dtype):
+            self._update(repr((value.descr, value.itemsize, value.fields)).encode())
+        else:
+            self._update(repr((value.dtype.descr, value.shape)).encode())
+            self._update(np.ascontiguousarray(value).tobytes())
+
+    def _add_code(self, code: types.CodeType) -> None:
+        self.add((code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount))
+        self.add(code.co_consts)
+        self.add(getattr(code, "co_exceptiontable", b""))
+
+    def _add_object(self, value: Any, used: frozenset[str]) -> None:
+        function = getattr(value, "py_func", value)  # of a function that Numba was given before
+        if isinstance(function, types.FunctionType):
+            self._add_function(function)
+        elif is_namespace(value):
+            self._update(value.__name__.encode())
+            for name in sorted(used):
+                if hasattr(value, name):
+                    self.add(name)
+                    self.add(getattr(value, name), used - {name})
+        elif isinstance(value, type | types.BuiltinFunctionType | np.ufunc):
+            self._update(f"{getattr(value, '__module__', '')}.{getattr(value, '__name__', value)}".encode())
+        else:
+            self._add_unknown(value)
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        self._update(f"{function.__module__}.{function.__qualname__}".encode())
+        if (function.__module__ or "").split(".")[0] in ("numpy", "math", "numba"):
+            return  # known by their versions
+        self.add(function.__code__)
+        self.add((function.__defaults__, function.__kwdefaults__))
+        used = frozenset(names_of(function.__code__))
+        for name, value in named_values(function):
+            self.add(name)
+            self.add(value, used)
+
+    def _add_unknown(self, value: Any) -> None:
+        try:
+            self._update(pickle.dumps(value))
+        except Exception:  # who knows what it is: never the same again
+            self._update(secrets.token_bytes(16))

@@ -1,0 +1,78 @@
+"""The random numbers of `shoal.compiled.random` for Numba: the same bits, in arithmetic of 64 bits.
+
+Plain functions with types that Numba infers: each target compiles them with a decorator of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from shoal.compiled import random
+
+__all__ = ["VERSIONS", "begin_stream"]
+
+GAMMA, EPISODE = np.uint64(random.GAMMA), np.uint64(random.EPISODE)
+MIX_1, MIX_2 = np.uint64(random.MIX_1), np.uint64(random.MIX_2)
+SHIFT_11, SHIFT_27, SHIFT_30, SHIFT_31 = (np.uint64(bits) for bits in (11, 27, 30, 31))
+UNIT, TURN = random.UNIT, random.TURN
+
+
+def mix(z: Any) -> Any:
+    """See random.mix."""
+    z = (z ^ (z >> SHIFT_30)) * MIX_1
+    z = (z ^ (z >> SHIFT_27)) * MIX_2
+    return z ^ (z >> SHIFT_31)
+
+
+def begin_stream(rng: Any, seed: Any, episode: Any) -> None:
+    """See random.begin_stream."""
+    rng[0] = mix(mix(seed + GAMMA) + np.uint64(episode) * EPISODE)
+
+
+def next_bits(rng: Any) -> Any:
+    """See random.next_bits."""
+    z = rng[0] + GAMMA
+    rng[0] = z
+    return mix(z)
+
+
+def uniform(rng: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
+    """See random.uniform."""
+    return low + (high - low) * (np.float64(next_bits(rng) >> SHIFT_11) * UNIT)
+
+
+def normal(rng: Any, mean: Any = 0.0, std: Any = 1.0) -> Any:
+    """See random.normal."""
+    radius = math.sqrt(-2.0 * math.log(1.0 - uniform(rng)))
+    return mean + std * (radius * math.cos(TURN * uniform(rng)))
+
+
+def integer(rng: Any, low: Any, high: Any) -> Any:
+    """See random.integer."""
+    return np.int64(low) + np.int64(next_bits(rng) % np.uint64(np.int64(high) - np.int64(low)))
+
+
+def choice(rng: Any, weights: Any) -> Any:
+    """See random.choice."""
+    total = 0.0
+    for weight in weights:
+        total += weight
+    left = uniform(rng) * total
+    last = 0
+    for i in range(len(weights)):
+        if weights[i] > 0.0:
+            last = i
+            if left < weights[i]:
+                return i
+        left -= weights[i]
+    return last
+
+
+# Which function here stands for which one there; what these call themselves is found by name.
+VERSIONS = {
+    random.mix: mix, random.begin_stream: begin_stream, random.next_bits: next_bits, random.uniform: uniform,
+    random.normal: normal, random.integer: integer, random.choice: choice,
+}  # fmt: skip

@@ -1,0 +1,94 @@
+"""Policies that can be compiled: they choose the action of one lane at a time, inside of a rollout."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.compiled import numba_random
+from shoal.compiled.env import function
+from shoal.compiled.random import integer, normal, uniform
+from shoal.spaces import Leaf
+
+__all__ = ["act_on_lanes", "is_policy", "policy", "random_policy", "streams"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+STREAM = 2**62  # the "episode" of a policy's streams, so that they are none of the envs'
+
+_policies: set[Any] = set()
+
+
+def policy(choose: F) -> F:
+    """Mark a function (obs, action, rng, *params) that chooses actions, so that rollouts can compile it.
+
+    `obs` and `action` are those of one lane: arrays (of one element, where the space has no shape), or tuples of these
+    where the space is nested. It writes `action`. `params` are the arrays that `rollout` was given.
+    """
+    if not inspect.isfunction(choose):
+        raise TypeError(f"compiled.policy: expected a function, found {choose!r}")
+    _policies.add(choose)
+    return choose
+
+
+def is_policy(value: Any) -> bool:
+    """Whether this function was marked by `policy`."""
+    return inspect.isfunction(value) and value in _policies
+
+
+def streams(seed: int, lanes: int) -> npt.NDArray[np.uint64]:
+    """The beginnings of the lanes' streams for a policy: lane i has the seed `seed + i`."""
+    rngs: npt.NDArray[Any] = np.zeros((1, lanes), np.uint64)
+    numba_random.begin_stream(rngs, np.arange(lanes, dtype=np.uint64) + np.uint64(seed), np.array([STREAM]))
+    return np.ascontiguousarray(rngs.T)
+
+
+@function
+def draw(rng: Any, low: float, high: float) -> float:
+    """As `Box.sample` does: uniform between bounds, and otherwise normal, from the bound on if there is one."""
+    if math.isinf(low):
+        return normal(rng) if math.isinf(high) else high - abs(normal(rng))
+    return low + abs(normal(rng)) if math.isinf(high) else uniform(rng, low, high)
+
+
+@policy
+def random_integers(obs: Any, action: Any, rng: Any, low: Any, high: Any) -> None:
+    """Any action of a space of whole numbers."""
+    flat = action.reshape(action.size)
+    for i in range(flat.size):
+        flat[i] = integer(rng, low[i], high[i] + 1)
+
+
+@policy
+def random_floats(obs: Any, action: Any, rng: Any, low: Any, high: Any) -> None:
+    """Any action of a Box of floats."""
+    flat = action.reshape(action.size)
+    for i in range(flat.size):
+        flat[i] = draw(rng, low[i], high[i])
+
+
+def random_policy(leaf: Leaf) -> tuple[Any, tuple[npt.NDArray[Any], ...]]:
+    """A policy that chooses at random in a space that is this one leaf, and its params."""
+    assert leaf.low is not None
+    assert leaf.high is not None
+    floats = leaf.dtype.kind == "f"
+    bounds = [np.array(bound, np.float64 if floats else np.int64).reshape(-1) for bound in (leaf.low, leaf.high)]
+    return (random_floats if floats else random_integers), tuple(bounds)
+
+
+def act_on_lanes(
+    choose: Any, obs: Sequence[Any], action: Sequence[Any], nested: tuple[bool, bool], rngs: Any, params: Sequence[Any]
+) -> None:
+    """Let a policy choose for all lanes, in plain Python; `obs` and `action` are arrays [lanes, ...] for each leaf."""
+    for lane in range(len(rngs)):
+        rows = [[_row(array, lane) for array in arrays] for arrays in (obs, action)]
+        given = [tuple(row) if is_nested else row[0] for row, is_nested in zip(rows, nested, strict=True)]
+        choose(*given, rngs[lane], *params)
+
+
+def _row(array: Any, lane: int) -> Any:
+    return array[lane] if array.ndim > 1 else array[lane : lane + 1]

@@ -1,0 +1,89 @@
+"""A user's function made anew for a compiler: the same code, with the names in it bound to what the compiler knows.
+
+What a target (Numba on the CPU, on a GPU) must give is a decorator that compiles a function, and its versions of the
+functions of `shoal.compiled.random`.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from shoal.compiled.env import Env, is_helper
+
+__all__ = ["Rebuilder", "named_values", "names_of"]
+
+Function = Callable[..., Any]
+
+
+def names_of(code: types.CodeType) -> set[str]:
+    """All names that code uses, in functions inside of it too: globals, attributes and whatever else."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*(names_of(one) for one in inner))
+
+
+def named_values(function: Any) -> Iterator[tuple[str, Any]]:
+    """The globals and closed-over variables that a function uses."""
+    code = function.__code__
+    for name in sorted(names_of(code)):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not set yet
+            continue
+
+
+def is_namespace(value: Any) -> bool:
+    """Whether attributes of it may be functions or constants: a module, or the class of an env."""
+    return isinstance(value, types.ModuleType) or (isinstance(value, type) and issubclass(value, Env))
+
+
+class Rebuilder:
+    """Rebuilds functions, each once.
+
+    Args:
+        compiler: turns a function into one that compiled code can call.
+        versions: the target's own functions, by those that they stand for.
+    """
+
+    def __init__(self, compiler: Function, versions: Mapping[Any, Any]):
+        self._compiler, self._versions = compiler, versions
+        self._done: dict[Any, Any] = {}
+
+    def __call__(self, function: Any) -> Any:
+        """The function, ready to be called by compiled code."""
+        if function in self._done:
+            return self._done[function]
+        source = self._versions.get(function, function)
+        names: dict[str, Any] = {"__builtins__": source.__globals__.get("__builtins__", {})}
+        names["__name__"] = source.__globals__.get("__name__", "shoal.compiled")
+        cells = tuple(types.CellType() for _ in source.__closure__ or ())
+        made = types.FunctionType(source.__code__, names, source.__name__, source.__defaults__, cells or None)
+        made.__kwdefaults__, made.__qualname__ = source.__kwdefaults__, source.__qualname__
+        result = self._done[function] = self._compiler(made)
+        # Only now: a function may call itself.
+        used = names_of(source.__code__)
+        names.update((name, self._bound(value, used)) for name, value in named_values(source))
+        for cell, old in zip(cells, source.__closure__ or (), strict=True):
+            cell.cell_contents = self._bound(old.cell_contents, used)
+        return result
+
+    def _bound(self, value: Any, used: set[str]) -> Any:
+        if isinstance(value, types.FunctionType) and self._is_ours(value):
+            return self(value)
+        if not is_namespace(value):
+            return value
+        attributes = {name: getattr(value, name) for name in used if hasattr(value, name)}
+        if isinstance(value, types.ModuleType) and not any(map(self._is_ours, attributes.values())):
+            return value  # compilers know modules such as math by themselves
+        stand_in = types.ModuleType(value.__name__)
+        vars(stand_in).update((name, self._bound(one, used - {name})) for name, one in attributes.items())
+        return stand_in
+
+    def _is_ours(self, value: Any) -> bool:
+        if not isinstance(value, types.FunctionType):
+            return False
+        return is_helper(value) or value in self._versions or value in self._versions.values()

@@ -1,0 +1,142 @@
+"""Whole rollouts: a policy and a pool, step after step, into arrays [steps, lanes, ...]."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.errors import BadCall
+from shoal.spaces import Leaf, array_leaves, assemble, get_path
+
+__all__ = ["ANSWERS", "Rollout", "roll_out"]
+
+Array = npt.NDArray[Any]
+ANSWERS = ("reward", "terminated", "truncated", "episode_return", "episode_length")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What has happened in `steps` steps of all lanes. All arrays are the caller's own.
+
+    Attributes:
+        obs: [steps + 1, lanes, ...], nested as the space is: `obs[t]` is what the policy saw when it chose
+            `actions[t]`, and the last one is where it all ended.
+        actions: [steps, lanes, ...], nested as the space is.
+        reward, terminated, truncated, episode_return, episode_length: [steps, lanes], the answers to `actions[t]`.
+        began: bool [steps + 1, lanes], where `obs[t]` is the first of an episode. Under `autoreset="next_step"`, the
+            action before it was ignored.
+        final_obs: [steps, lanes, ...] under `autoreset="same_step"`, else None: the last observation of each episode
+            that `actions[t]` ended, and zeros elsewhere.
+    """
+
+    obs: Any
+    actions: Any
+    reward: Array
+    terminated: Array
+    truncated: Array
+    began: Array
+    episode_return: Array
+    episode_length: Array
+    final_obs: Any
+
+
+class _Record:
+    """The arrays of a rollout while they are being filled."""
+
+    def __init__(self, pool: Any, steps: int):
+        self.lanes, self.steps = pool.num_envs, steps
+        self.spaces: tuple[Space[Any], Space[Any]] = (pool.single_observation_space, pool.single_action_space)
+        self.obs_leaves = array_leaves("observation", self.spaces[0], "a rollout")
+        self.action_leaves = array_leaves("action", self.spaces[1], "a rollout")
+        self.obs = [self._array(leaf, steps + 1) for leaf in self.obs_leaves]
+        self.actions = [self._array(leaf, steps) for leaf in self.action_leaves]
+        with_finals = pool.autoreset == "same_step"
+        self.finals = [self._array(leaf, steps) for leaf in self.obs_leaves] if with_finals else None
+        self.reward, self.episode_return = np.zeros((2, steps, self.lanes))
+        self.episode_length = np.zeros((steps, self.lanes), np.int64)
+        self.terminated, self.truncated = np.zeros((2, steps, self.lanes), np.bool_)
+        self.began = np.zeros((steps + 1, self.lanes), np.bool_)
+
+    def _array(self, leaf: Leaf, rows: int) -> Array:
+        return np.zeros((rows, self.lanes, *leaf.shape), leaf.dtype)
+
+    def seen(self, t: int) -> Any:
+        """What the policy sees at step t."""
+        return assemble(self.spaces[0], [array[t] for array in self.obs])
+
+    def write(self, arrays: Sequence[Array], leaves: Sequence[Leaf], t: int, values: Any) -> None:
+        for array, leaf in zip(arrays, leaves, strict=True):
+            array[t] = get_path(values, leaf.path)
+
+    def answer(self, t: int, batch: Any) -> None:
+        """Keep what step t has brought."""
+        self.write(self.obs, self.obs_leaves, t + 1, batch.obs)
+        self.began[t + 1] = batch.began
+        for name in ANSWERS:
+            getattr(self, name)[t] = getattr(batch, name)
+        if self.finals is not None:
+            for lane, final in batch.final_obs.items():
+                for array, leaf in zip(self.finals, self.obs_leaves, strict=True):
+                    array[t, lane] = get_path(final, leaf.path)
+
+    def finish(self) -> Rollout:
+        return Rollout(
+            assemble(self.spaces[0], self.obs), assemble(self.spaces[1], self.actions), self.reward, self.terminated,
+            self.truncated, self.began, self.episode_return, self.episode_length,
+            None if self.finals is None else assemble(self.spaces[0], self.finals),
+        )  # fmt: skip
+
+
+def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None) -> Rollout:
+    """See Pool.rollout."""
+    from shoal.compiled.policy import is_policy, streams
+
+    if pool.autoreset == "disabled":
+        raise BadCall(
+            'rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"'
+        )
+    random = isinstance(policy, str) and policy == "random"
+    if not random and not callable(policy):
+        raise BadCall(f'rollout: expected a policy(obs) -> actions, a compiled.policy or "random", found {policy!r}')
+    given = [np.ascontiguousarray(np.atleast_1d(param)) for param in params]
+    if given and not is_policy(policy):
+        raise BadCall("rollout: params are for a compiled.policy; let any other function know them by itself")
+    record = _Record(pool, steps)
+    first = pool.last_answer()
+    record.write(record.obs, record.obs_leaves, 0, first.obs)
+    record.began[0] = first.began
+    if random or is_policy(policy):
+        rngs = streams(secrets.randbits(62) if seed is None else int(seed), pool.num_envs)
+        if pool.roll_compiled(record, policy, given, rngs):
+            return record.finish()
+    for t in range(steps):
+        if random:
+            _choose_at_random(record, t, rngs)
+        elif is_policy(policy):
+            _choose(record, t, policy, rngs, given)
+        else:
+            record.write(record.actions, record.action_leaves, t, policy(record.seen(t)))
+        batch = pool.step(assemble(record.spaces[1], [array[t] for array in record.actions]))
+        record.answer(t, batch)
+    return record.finish()
+
+
+def _choose(record: _Record, t: int, policy: Any, rngs: Any, params: Sequence[Any]) -> None:
+    from shoal.compiled.policy import act_on_lanes
+
+    nested = (bool(record.obs_leaves[0].path), bool(record.action_leaves[0].path))
+    act_on_lanes(policy, [a[t] for a in record.obs], [a[t] for a in record.actions], nested, rngs, params)
+
+
+def _choose_at_random(record: _Record, t: int, rngs: Any) -> None:
+    from shoal.compiled.policy import act_on_lanes, random_policy
+
+    for leaf, array in zip(record.action_leaves, record.actions, strict=True):
+        choose, bounds = random_policy(leaf)
+        act_on_lanes(choose, [array[t]], [array[t]], (False, False), rngs, bounds)
