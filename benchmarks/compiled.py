@@ -214,7 +214,9 @@ def _quartiles(values: Any) -> list[float]:
 
 def show(result: dict[str, Any]) -> None:
     """Print a table."""
-    grid = Table(f"CartPole x {result['num_envs']}, {result['threads']} threads", "M steps/s", "of the limit", "x EnvPool")
+    grid = Table(
+        f"CartPole x {result['num_envs']}, {result['threads']} threads", "M steps/s", "of the limit", "x EnvPool"
+    )
     for name, told in result["contenders"].items():
         peers = [values for key, values in told.items() if key.startswith("times EnvPool")]
         best = min(peers, key=lambda values: values[1]) if peers else None

@@ -62,7 +62,8 @@ STEP = """
 def constants(definition: Definition) -> dict[str, Any]:
     """The names that the source of a kernel needs beside functions."""
     return {
-        "np": np, "AGENTS": np.uint64(definition.num_agents), "LANES_BEGUN": definition.num_agents, "NEXT_STEP": AUTORESET["next_step"],
+        "np": np, "AGENTS": np.uint64(definition.num_agents), "LANES_BEGUN": definition.num_agents,
+        "NEXT_STEP": AUTORESET["next_step"],
         "SAME_STEP": AUTORESET["same_step"], "FINAL": STATUS_FINAL, "BEGINS": BEGINS,
         "STEPPING": 1, "RESETTING": 2, "OBSERVING": 3,
         "STATE": definition.dtype, "CLEARED": definition.cleared, "STATE_SIZE": definition.dtype.itemsize,
