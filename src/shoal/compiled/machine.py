@@ -26,8 +26,9 @@ def _load(machine: Machine) -> tuple[Any, int]:
     _prepare()
     if machine.needs_numba:  # which makes its own functions known to LLVM
         from numba.core.registry import cpu_target
+        from numba.core.runtime import rtsys
 
-        cpu_target.target_context  # noqa: B018
+        rtsys.initialize(cpu_target.target_context)
     target = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
     engine.add_object_file(llvm.ObjectFileRef.from_data(machine.code))
