@@ -43,7 +43,8 @@ typedef struct Kernel {
     PyObject *on_failed; /* called where envs have failed */
     int64_t *table;      /* the present task: a rollout has one of its own */
     int64_t envs, agents, cost_ns;
-    int threads, running, stopping;
+    int threads, running;
+    _Atomic int stopping;
     pid_t owner;
     Helper *helpers;     /* threads - 1 of them */
     Tally *tallies;      /* one for each thread; 0 is the caller's */
