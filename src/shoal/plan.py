@@ -63,7 +63,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, BACKENDS)
-        alone = self.backend == "serial" or self.backend in BATCHED
+        alone = self.backend != "compiled" and self.backend in ("serial", *BATCHED)
         whole_number(f"num_workers of {self.backend!r}", self.num_workers, 1, 1 if alone else 2**20)
         if self.num_envs is not None:
             whole_number("num_envs", self.num_envs, 1, 2**40)

@@ -145,6 +145,7 @@ class Pool:
         if plan is not None:
             plan = given_plan(plan, backend, num_workers, batch_envs, isolate)
             backend = plan.backend  # type: ignore[assignment]
+            num_workers = plan.num_workers
             if backend in BATCHED and batch_size is None:
                 batch_size = plan.batch_size  # one env has all lanes there
             elif batch_size is None:
@@ -185,7 +186,8 @@ class Pool:
         if plan is None:
             batch = min(expected, len(env_fns))
             plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
-        self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, len(env_fns)))
+        most = plan.num_workers if backend in BATCHED else len(env_fns)
+        self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, most))
         if reason:
             self.plan = replace(self.plan, reason=reason if backend == "compiled" else f"{self.plan.reason}; {reason}")
         self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)

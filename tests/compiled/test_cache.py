@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import compiled
 
 pytest.importorskip("numba", reason="compiled envs need numba")
 
@@ -155,27 +154,34 @@ def test_several_processes_at_once_and_a_second_start(fresh_cache: Path) -> None
     assert err == ""
 
 
+ALLOCATES = SCRIPT.replace(
+    "from compiled.envs import CartPole",
+    """from compiled.envs import CartPole as Base
+
+class CartPole(Base):
+    @staticmethod
+    def reset(state, rng):
+        state.x = np.arange(3.0).sum()
+
+    @staticmethod
+    def step(state, action, rng):
+        drawn = np.empty(4 + action)
+        for i in range(len(drawn)):
+            drawn[i] = shoal.compiled.uniform(rng)
+        state.x += np.sort(drawn)[0]
+        return state.x, False
+
+import shoal.compiled""",
+)
+
+
 def test_an_env_that_allocates_needs_numba_and_gets_it(fresh_cache: Path) -> None:
-    class Allocates(compiled.Env):
-        observation_space = load().observation_space
-        action_space = load().action_space
-        state = {"x": float}
-
-        @staticmethod
-        def reset(state: Any, rng: Any) -> None:
-            state.x = np.zeros(3).sum()
-
-        @staticmethod
-        def step(state: Any, action: Any, rng: Any) -> Any:
-            drawn = np.empty(4 + action)
-            for i in range(len(drawn)):
-                drawn[i] = compiled.uniform(rng)
-            state.x += np.sort(drawn)[0]
-            return state.x, False
-
-        @staticmethod
-        def observe(state: Any, obs: Any) -> None:
-            obs[0] = state.x
-
-    for _ in range(2):
-        assert rewards(Allocates, backend="compiled") == rewards(Allocates, backend="serial")
+    script = ALLOCATES.format(tests=str(Path(__file__).parents[1]))
+    plain = script.replace('"compiled")', '"serial")')
+    said = []
+    for text in (plain, script, script):  # the last one finds it in the cache
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        said.append((done.stdout.rpartition("]")[0], done.stderr != ""))
+    assert said[0][0] == said[1][0] == said[2][0] != ""
+    assert [spoke for _, spoke in said] == [False, True, False]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from compiled.test_same_as_plain import assert_same
+from compiled.kit import assert_same
 from shoal import compiled, native
 
 ROOT = Path(__file__).parents[2]

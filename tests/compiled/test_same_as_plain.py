@@ -9,23 +9,9 @@ import pytest
 
 import shoal
 from compiled.envs import ALL, CartPole, Nested, Tag
+from compiled.kit import assert_same
 
 pytest.importorskip("numba", reason="compiled envs need numba")
-
-
-def leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for key in sorted(value, key=str) for leaf in leaves(value[key])]
-    if isinstance(value, tuple | list):
-        return [leaf for one in value for leaf in leaves(one)]
-    return [value]
-
-
-def assert_same(one: shoal.Batch, other: shoal.Batch) -> None:
-    for name, a, b in zip(one._fields, one, other, strict=True):
-        for x, y in zip(leaves(a), leaves(b), strict=True):
-            assert np.asarray(x).dtype == np.asarray(y).dtype, name
-            np.testing.assert_array_equal(x, y, err_msg=name)
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
@@ -65,10 +51,11 @@ def test_seeds_are_the_lanes_own_whatever_their_number() -> None:
 
 
 def test_many_threads_give_what_one_gives() -> None:
-    actions = np.random.default_rng(0).integers(0, 2, (50, 1001))
+    number = 6001  # enough for threads to be worth it
+    actions = np.random.default_rng(0).integers(0, 2, (60, number))
     with (
-        shoal.Pool(CartPole, 1001, backend="compiled", num_workers=1) as one,
-        shoal.Pool(CartPole, 1001, backend="compiled", num_workers=5) as five,
+        shoal.Pool(CartPole, number, backend="compiled", num_workers=1) as one,
+        shoal.Pool(CartPole, number, backend="compiled", num_workers=5) as five,
     ):
         assert_same(one.reset(seed=0), five.reset(seed=0))
         for row in actions:

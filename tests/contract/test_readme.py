@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [ROOT / "README.md", ROOT / "docs" / "wrappers.md", ROOT / "docs" / "graph.md"]
+TEXTS = [ROOT / "README.md", ROOT / "docs" / "wrappers.md", ROOT / "docs" / "graph.md", ROOT / "docs" / "compiled.md"]
 BLOCK = re.compile(r"```python ?(\w*)\n(.*?)```", re.DOTALL)  # (module, example)
 ALL = [found for text in TEXTS for found in BLOCK.findall(text.read_text())]
 TENSORFLOW = ("tensorflow", "tf_agents")  # in tests/tf
@@ -23,7 +23,8 @@ def run_example(example: str, folder: Path) -> None:
     """As a script, in an empty folder."""
     script = folder / "example.py"
     script.write_text(example)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch with a thread for each core is slow beside other tests
+    # Torch with a thread for each core is slow beside other tests.
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "SHOAL_CACHE_DIR": str(folder)}
     env.pop("TF_USE_LEGACY_KERAS", None)  # which the tests set for themselves
     command = [sys.executable, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, env=env)

@@ -114,6 +114,7 @@ def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
         "shoal.wrappers",
         "shoal.graph",
         "shoal.emulation",
+        "shoal.compiled",
         "shoal.dialects.envpool",
         "shoal.dialects.puffer",
         "shoal.dialects.agents",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import numpy as np
 from shoal.compiled.env import Definition, Env, define
 from shoal.cores import usable_cores
 from shoal.errors import BadEnv
+from shoal.group import MODES
 
 __all__ = ["CompiledEnvs", "make_envs"]
 
@@ -35,6 +37,13 @@ def find_class(env: Any) -> type[Env]:
     """The class that is meant: itself, or the library's of this id."""
     if isinstance(env, type) and issubclass(env, Env):
         return env
+    if isinstance(env, str):
+        library = importlib.import_module("shoal.compiled.library")
+        try:
+            found: type[Env] = library.find(env)
+        except LookupError as error:
+            raise BadEnv(str(error)) from None
+        return found
     raise BadEnv(
         f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see docs/compiled.md, '
         "or use another backend"
@@ -48,7 +57,7 @@ class CompiledEnvs:
         states: one record for each env; may be looked at and changed between steps.
     """
 
-    can_be_absent = False
+    can_be_absent, modes = False, MODES
 
     def __init__(self, definition: Definition, num_envs: int, function: int, threads: int, debug: bool):
         self.definition, self.num_envs, self.function = definition, num_envs, function
@@ -68,6 +77,12 @@ class CompiledEnvs:
     def env(self) -> CompiledEnvs:
         """What calls of the caller are meant for."""
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        """What the class itself says: its metadata and whatever else."""
+        if name.startswith("_") or name == "definition":
+            raise AttributeError(name)
+        return getattr(self.definition.env, name)
 
     def use(self, autoreset: str) -> None:
         """Any mode will do."""

@@ -77,10 +77,11 @@ class Rebuilder:
         if not is_namespace(value):
             return value
         attributes = {name: getattr(value, name) for name in used if hasattr(value, name)}
-        if isinstance(value, types.ModuleType) and not any(map(self._is_ours, attributes.values())):
+        bound = {name: self._bound(one, used - {name}) for name, one in attributes.items()}
+        if isinstance(value, types.ModuleType) and all(bound[name] is one for name, one in attributes.items()):
             return value  # compilers know modules such as math by themselves
         stand_in = types.ModuleType(value.__name__)
-        vars(stand_in).update((name, self._bound(one, used - {name})) for name, one in attributes.items())
+        vars(stand_in).update(bound)
         return stand_in
 
     def _is_ours(self, value: Any) -> bool:

@@ -29,7 +29,10 @@ def roll(stepper: Any, record: Any, policy: Any, params: Sequence[Any], rngs: An
         policy, params = random_policy(definition.action_leaves[0])
     if stepper.kernel is None or not available():
         return False
-    address = policy_address(definition, policy, params)
+    key = (policy, *((param.dtype, param.shape) for param in params))
+    if key not in stepper.policies:  # looking for it on the disk takes longer than many a rollout
+        stepper.policies[key] = policy_address(definition, policy, params)
+    address = stepper.policies[key]
     task = stepper.task.copy(1 + len(params))
     task.number("frames", record.steps + 1)
     for name in FRAME_FIELDS:

@@ -39,6 +39,7 @@ class CompiledStepper:
     Attributes:
         kernel: what the core calls for a full batch; None where each answer must be looked at.
         task: what the kernel is told.
+        policies: the addresses of policies that were compiled for rollouts.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class CompiledStepper:
         self._actions = slab.leaf_arrays("action", self._definition.action_leaves)
         self._failed = np.zeros(self._envs.num_envs, np.uint8)
         self._rolling = False
+        self.policies: dict[Any, int] = {}
         self.task = self._fill_task(slab, config)
         self._core = native.Kernel(
             self._envs.function, self.task.table, self._envs.num_envs, self._agents, self._envs.threads,

@@ -11,8 +11,8 @@ __all__ = ["BEGINS", "FRAME_FIELDS", "KINDS_OF_LEAVES", "LANE_FIELDS", "LEAVES",
 
 LANE_FIELDS = ("requested", "answered", "op", "slots", "done_ns", "ended", "run_return", "run_length")
 FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
-# whole: all lanes are stepped, into the frame `slot`, and nobody counts requests. limit: of an episode, 0 for none.
-NUMBERS = ("whole", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env")
+# resets: all begin an episode, rather than step. slot: the frame to write into. limit: of an episode, 0 for none.
+NUMBERS = ("resets", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env")
 ENV_FIELDS = ("states", "seeds", "episodes", "rngs", "failed", "saved_states", "saved_rngs")
 PLACES = {name: i for i, name in enumerate((*NUMBERS, *LANE_FIELDS, *FRAME_FIELDS, *ENV_FIELDS))}
 # Then, for each leaf of the larger one of the two spaces: where its action, observation and last observation lie, and

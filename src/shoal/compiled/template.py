@@ -21,25 +21,15 @@ from shoal.spaces import Leaf
 __all__ = ["constants", "kernel_source", "policy_source", "wide_type"]
 
 # The arrays of lanes and frames that it needs, and their types.
-TYPES = {
-    "requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "ended": "u1", "run_length": "i8", "reward": "f8",
-    "terminated": "b1", "status": "u1",
-}  # fmt: skip
+TYPES = {"ended": "u1", "run_length": "i8", "reward": "f8", "terminated": "b1", "status": "u1"}
 
 INDICES = "INDICES"
 STEP = """
-    for env in range(start, stop):
+    for env in range(np.uint64(start), np.uint64(stop)):
         lane = env * AGENTS
-        if whole:
-            at_slot, begins = slot, False
-        else:
-            if requested[lane + AGENTS - 1] == answered[lane + AGENTS - 1]:
-                continue
-            at_slot, begins = np.int64(slots[lane]), op[lane] != 0
-        if mode == NEXT_STEP and ended[lane] != 0:
-            begins = True
-        row, at = at_slot * envs + env, at_slot * lanes + lane
+        row, at = first_row + env, first + lane
         state, rng = states[env], rngs[env]
+        begins = all_begin or (mode == NEXT_STEP and ended[lane] != 0)
         tally[ENV] = env
         mark = np.uint8(0)
         if begins:
@@ -62,7 +52,7 @@ STEP = """
             {clear}
             begin_stream(rng, seeds[env], episodes[env])
             reset(state, rng)
-            tally[BEGAN] += AGENTS
+            tally[BEGAN] += LANES_BEGUN
         {observing}
         {observe}
         status[at] = mark
@@ -72,7 +62,8 @@ STEP = """
 def constants(definition: Definition) -> dict[str, Any]:
     """The names that the source of a kernel needs beside functions."""
     return {
-        "np": np, "AGENTS": definition.num_agents, "NEXT_STEP": AUTORESET["next_step"],
+        "np": np, "AGENTS": np.uint64(definition.num_agents), "LANES_BEGUN": definition.num_agents,
+        "NEXT_STEP": AUTORESET["next_step"],
         "SAME_STEP": AUTORESET["same_step"], "FINAL": STATUS_FINAL, "BEGINS": BEGINS,
         "STEPPING": 1, "RESETTING": 2, "OBSERVING": 3,
         "STATE": definition.dtype, "CLEARED": definition.cleared, "STATE_SIZE": definition.dtype.itemsize,
@@ -101,9 +92,12 @@ def kernel_source(definition: Definition, debug: bool) -> str:
     agents = definition.num_agents
     lines = ["def kernel(address, start, stop, tally_address):"]
     lines += ["task, tally = array_at(address, (1024,), np.int64), array_at(tally_address, (8,), np.int64)"]
-    lines += [f"{name} = task[{PLACES[name]}]" for name in ("slot", "lanes", "mode", "limit")]
-    lines += [f"whole = task[{PLACES['whole']}] != 0", f"rows = task[{PLACES['frames']}] * lanes"]
-    lines += ["envs = lanes // AGENTS"]
+    lines += [f"{name} = task[{PLACES[name]}]" for name in ("mode", "limit")]
+    lines += [f"all_begin = task[{PLACES['resets']}] != 0"]
+    # Without a sign, so that Numba need not ask whether an index counts from the end.
+    lines += [f"slot, lanes = np.uint64(task[{PLACES['slot']}]), np.uint64(task[{PLACES['lanes']}])"]
+    lines += [f"rows = np.uint64(task[{PLACES['frames']}]) * lanes", "envs = lanes // AGENTS"]
+    lines += ["first, first_row = slot * lanes, slot * envs"]
     for name in TYPES:
         lines.append(f"{name} = {_array(name, '(rows,)' if name in FRAME_FIELDS else '(lanes,)', f'T_{name}')}")
     lines += [

@@ -29,6 +29,7 @@ struct Kernel;
 typedef struct { struct Kernel *kernel; int index; pthread_t thread; Habit habit; Bell bell; } Helper;
 
 typedef struct {
+    int whole;                /* all envs are stepped; otherwise those that were asked */
     KernelFunction policy;    /* NULL: one step */
     int64_t from, to;         /* steps of a rollout */
     int64_t size;             /* of its task */
@@ -42,7 +43,8 @@ typedef struct Kernel {
     PyObject *on_failed; /* called where envs have failed */
     int64_t *table;      /* the present task: a rollout has one of its own */
     int64_t envs, agents, cost_ns;
-    int threads, running, stopping;
+    int threads, running;
+    _Atomic int stopping;
     pid_t owner;
     Helper *helpers;     /* threads - 1 of them */
     Tally *tallies;      /* one for each thread; 0 is the caller's */
@@ -70,7 +72,38 @@ static void kernel_step(Kernel *self, const int64_t *task, int64_t start, int64_
     for (int64_t next; start < stop; start = next) {
         next = start + BLOCK < stop ? start + BLOCK : stop;
         kernel_step_block(self, task, start, next, tally);
-        task_finish(task, self->agents, start, next, tally);
+        task_finish(task, self->agents, start, next);
+    }
+}
+
+static inline int kernel_is_asked(const int64_t *task, int64_t lane) {
+    return ((const uint64_t *)(intptr_t)task[TASK_REQUESTED])[lane] !=
+           ((const uint64_t *)(intptr_t)task[TASK_ANSWERED])[lane];
+}
+
+/* Answers those of some envs that were asked: neighbours that do the same, into the same frame, at once. */
+static void kernel_answer(Kernel *self, int64_t start, int64_t stop, Tally *tally) {
+    int64_t task[TASK_MOST], agents = self->agents;
+    memcpy(task, self->table, (size_t)self->task.len);
+    const uint8_t *op = (const uint8_t *)(intptr_t)task[TASK_OP], *slot = (const uint8_t *)(intptr_t)task[TASK_SLOTS];
+    const uint64_t *requested = (const uint64_t *)(intptr_t)task[TASK_REQUESTED];
+    uint64_t *answered = (uint64_t *)(intptr_t)task[TASK_ANSWERED];
+    int64_t *done_ns = (int64_t *)(intptr_t)task[TASK_DONE_NS];
+    for (int64_t end; start < stop; start = end) {
+        int64_t lane = start * agents;
+        end = start + 1;
+        if (!kernel_is_asked(task, end * agents - 1)) continue;
+        while (end < stop && kernel_is_asked(task, (end + 1) * agents - 1) && op[end * agents] == op[lane] &&
+               slot[end * agents] == slot[lane])
+            end++;
+        task[TASK_RESETS] = op[lane];
+        task[TASK_SLOT] = slot[lane];
+        kernel_step(self, task, start, end, tally);
+        tally->answered += (end - start) * agents;
+        for (; lane < end * agents; lane++) {
+            done_ns[lane] = task[TASK_NOW_NS];
+            answered[lane] = requested[lane];
+        }
     }
 }
 
@@ -94,7 +127,8 @@ static void kernel_roll(Kernel *self, int64_t start, int64_t stop, Tally *tally)
 
 static void kernel_piece(Kernel *self, int64_t start, int64_t stop, Tally *tally) {
     if (self->job.policy == NULL) {
-        kernel_step(self, self->table, start, stop, tally);
+        if (self->job.whole) kernel_step(self, self->table, start, stop, tally);
+        else kernel_answer(self, start, stop, tally);
         return;
     }
     for (; start < stop; start += BLOCK)
@@ -193,8 +227,9 @@ static int kernel_settle(Kernel *self, int64_t began_ns, int64_t steps, int64_t 
 static int kernel_step_all(Kernel *self, int slot, const void *actions) {
     int64_t *table = self->table, answered, began = now_ns();
     int64_t *action = &table[TASK_LEAVES + LEAF_ACTION], own = *action;
-    table[TASK_WHOLE] = 1;
+    table[TASK_RESETS] = 0;
     table[TASK_SLOT] = slot;
+    self->job.whole = 1;
     *action = (int64_t)(intptr_t)actions;
     Py_BEGIN_ALLOW_THREADS
     kernel_round(self);
@@ -208,8 +243,8 @@ static PyObject *kernel_run(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Kernel *self = (Kernel *)object;
     int64_t answered, began = now_ns();
-    self->table[TASK_WHOLE] = 0;
     self->table[TASK_NOW_NS] = began;
+    self->job.whole = 0;
     Py_BEGIN_ALLOW_THREADS
     kernel_round(self);
     Py_END_ALLOW_THREADS
@@ -240,7 +275,7 @@ static PyObject *kernel_rollout(PyObject *object, PyObject *args) {
         self->job.row_bytes[i] = PyLong_AsLongLong(PyTuple_GetItem(row_bytes, i));
     self->job.policy = (KernelFunction)(uintptr_t)policy;
     self->table = task.buf;
-    self->table[TASK_WHOLE] = 1;
+    self->table[TASK_RESETS] = 0;
     for (int64_t t = 0; t < steps && outcome == 0; t = self->job.to) {
         int64_t began = now_ns();
         self->job.from = t;

@@ -37,10 +37,6 @@ static int32_t library_kernel(void **result, void **error, int64_t address, int6
     int64_t agents = about->num_agents, lanes = task[TASK_LANES], limit = task[TASK_LIMIT];
     int64_t state_size = (about->state_size + 7) / 8 * 8;
     int64_t obs_size = space_bytes(&about->observation), action_size = space_bytes(&about->action);
-    TASK_ARRAY(const uint64_t, requested, TASK_REQUESTED);
-    TASK_ARRAY(const uint64_t, answered, TASK_ANSWERED);
-    TASK_ARRAY(const uint8_t, op, TASK_OP);
-    TASK_ARRAY(const uint8_t, slots, TASK_SLOTS);
     TASK_ARRAY(const uint8_t, ended, TASK_ENDED);
     TASK_ARRAY(const int64_t, run_length, TASK_RUN_LENGTH);
     TASK_ARRAY(double, reward, TASK_REWARD);
@@ -54,15 +50,8 @@ static int32_t library_kernel(void **result, void **error, int64_t address, int6
     TASK_ARRAY(char, observations, TASK_LEAVES + LEAF_OBS);
     TASK_ARRAY(char, finals, TASK_LEAVES + LEAF_FINAL);
     for (int64_t env = start; env < stop; env++) {
-        int64_t lane = env * agents, slot = task[TASK_SLOT];
-        int begins = 0;
-        if (!task[TASK_WHOLE]) {
-            if (requested[lane + agents - 1] == answered[lane + agents - 1]) continue;
-            slot = slots[lane];
-            begins = op[lane] != 0;
-        }
-        begins |= task[TASK_MODE] == AUTORESET_NEXT_STEP && ended[lane];
-        int64_t at = slot * lanes + lane;
+        int64_t lane = env * agents, at = task[TASK_SLOT] * lanes + lane;
+        int begins = task[TASK_RESETS] || (task[TASK_MODE] == AUTORESET_NEXT_STEP && ended[lane]);
         char *state = states + env * state_size, *obs = observations + at * obs_size;
         uint8_t mark = begins ? MARK_BEGINS : 0, ends = 0;
         memset(reward + at, 0, (size_t)agents * sizeof(double));

@@ -1,6 +1,6 @@
 /* Task: what a kernel is told, a table of numbers and addresses. The same in src/shoal/compiled/task.py.
  *
- * A kernel steps or resets the envs from `start` up to `stop`. It writes observations, rewards, `terminated` and `status`
+ * A kernel steps the envs from `start` up to `stop`, or resets them, into one frame. It writes observations, rewards, `terminated` and `status`
  * (the latter two in an env's first lane), and counts in `tally`; all other fields follow from these, and are filled in
  * by task_finish. It returns 0, or a negative number that is not -2 where an env has failed: the tally then says which, and the caller
  * goes on behind it. (These are the numbers by which functions of Numba return: this is their calling convention.) */
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 enum TaskPlace {
-    TASK_WHOLE, TASK_SLOT, TASK_NOW_NS, TASK_LANES, TASK_FRAMES, TASK_MODE, TASK_LIMIT, TASK_ENV,
+    TASK_RESETS, TASK_SLOT, TASK_NOW_NS, TASK_LANES, TASK_FRAMES, TASK_MODE, TASK_LIMIT, TASK_ENV,
     TASK_REQUESTED, TASK_ANSWERED, TASK_OP, TASK_SLOTS, TASK_DONE_NS, TASK_ENDED, TASK_RUN_RETURN, TASK_RUN_LENGTH,
     TASK_REWARD, TASK_TERMINATED, TASK_TRUNCATED, TASK_BEGAN, TASK_STATUS, TASK_EPISODE_RETURN, TASK_EPISODE_LENGTH,
     TASK_STATES, TASK_SEEDS, TASK_EPISODES, TASK_RNGS, TASK_FAILED, TASK_SAVED_STATES, TASK_SAVED_RNGS,
@@ -33,27 +33,6 @@ enum Phase { PHASE_STEP = 1, PHASE_RESET = 2, PHASE_OBSERVE = 3, PHASE_UNKNOWN =
 typedef int32_t (*KernelFunction)(void **result, void **error, int64_t task, int64_t start, int64_t stop,
                                   int64_t tally);
 
-/* What follows from the step of one lane. */
-static inline void lane_finish(int64_t lane, int64_t at, uint8_t mark, uint8_t ends, int64_t limit, const double *reward,
-                               uint8_t *restrict terminated, uint8_t *restrict truncated, uint8_t *restrict began,
-                               uint8_t *restrict status, uint8_t *restrict ended, double *restrict run_return,
-                               int64_t *restrict run_length, double *restrict episode_return,
-                               int64_t *restrict episode_length) {
-    int begins = mark == MARK_BEGINS, fresh = mark != 0;
-    int64_t length = begins ? 0 : run_length[lane] + 1;
-    double total = begins ? 0.0 : run_return[lane] + reward[at];
-    uint8_t cut = (uint8_t)((length >= limit) & !begins);
-    episode_length[at] = length;
-    episode_return[at] = total;
-    run_length[lane] = fresh ? 0 : length;
-    run_return[lane] = fresh ? 0.0 : total;
-    terminated[at] = ends;
-    truncated[at] = cut;
-    began[at] = (uint8_t)fresh;
-    ended[lane] = (uint8_t)((ends | cut) & !fresh);
-    status[at] = mark & (MARK_BEGINS - 1);
-}
-
 /* Several versions where the linker can choose among them: the baseline of x86-64 cannot compare numbers of 64 bits. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define VECTORIZED __attribute__((target_clones("avx2", "default"), noinline))
@@ -61,7 +40,7 @@ static inline void lane_finish(int64_t lane, int64_t at, uint8_t mark, uint8_t e
 #define VECTORIZED
 #endif
 
-/* lane_finish for neighbours with one lane each, in loops over few arrays of one width, which compilers turn into vector
+/* What follows from the step of some neighbours, in loops over few arrays of one width, which compilers turn into vector
  * code. `count` is at most FINISH_MOST. */
 #define FINISH_MOST 128
 VECTORIZED static void lanes_finish(int64_t count, int64_t limit, const double *restrict reward,
@@ -93,7 +72,9 @@ VECTORIZED static void lanes_finish(int64_t count, int64_t limit, const double *
 #define TASK_ARRAY(type, name, place) type *restrict name = (type *)(intptr_t)task[place]
 
 /* Fills in the other fields of the envs from `start` up to `stop`, which a kernel has stepped. */
-static void task_finish(const int64_t *task, int64_t agents, int64_t start, int64_t stop, Tally *tally) {
+static void task_finish(const int64_t *task, int64_t agents, int64_t start, int64_t stop) {
+    int64_t lanes = task[TASK_LANES], first = task[TASK_SLOT] * lanes;
+    int64_t limit = task[TASK_LIMIT] > 0 ? task[TASK_LIMIT] : INT64_MAX;
     TASK_ARRAY(const double, reward, TASK_REWARD);
     TASK_ARRAY(uint8_t, terminated, TASK_TERMINATED);
     TASK_ARRAY(uint8_t, truncated, TASK_TRUNCATED);
@@ -104,35 +85,16 @@ static void task_finish(const int64_t *task, int64_t agents, int64_t start, int6
     TASK_ARRAY(int64_t, run_length, TASK_RUN_LENGTH);
     TASK_ARRAY(double, episode_return, TASK_EPISODE_RETURN);
     TASK_ARRAY(int64_t, episode_length, TASK_EPISODE_LENGTH);
-    int64_t lanes = task[TASK_LANES], limit = task[TASK_LIMIT] > 0 ? task[TASK_LIMIT] : INT64_MAX;
-    int64_t first = task[TASK_SLOT] * lanes;
-    if (task[TASK_WHOLE] && agents == 1) {
-        for (int64_t lane = start; lane < stop; lane += FINISH_MOST) {
-            int64_t at = first + lane, count = stop - lane < FINISH_MOST ? stop - lane : FINISH_MOST;
-            lanes_finish(count, limit, reward + at, terminated + at, truncated + at, began + at, status + at,
-                         ended + lane, run_return + lane, run_length + lane, episode_return + at, episode_length + at);
+    for (int64_t env = start; agents > 1 && env < stop; env++)
+        for (int64_t at = first + env * agents, i = 1; i < agents; i++) {
+            status[at + i] = status[at];
+            terminated[at + i] = terminated[at];
         }
-        return;
-    }
-    TASK_ARRAY(const uint64_t, requested, TASK_REQUESTED);
-    TASK_ARRAY(uint64_t, answered, TASK_ANSWERED);
-    TASK_ARRAY(const uint8_t, slots, TASK_SLOTS);
-    TASK_ARRAY(int64_t, done_ns, TASK_DONE_NS);
-    for (int64_t env = start; env < stop; env++) {
-        int64_t lane = env * agents, last = lane + agents - 1;
-        if (!task[TASK_WHOLE]) {
-            if (requested[last] == answered[last]) continue;
-            first = slots[lane] * lanes;
-            tally->answered += agents;
-        }
-        uint8_t mark = status[first + lane], ends = terminated[first + lane];
-        for (; lane <= last; lane++) {
-            lane_finish(lane, first + lane, mark, ends, limit, reward, terminated, truncated, began, status, ended,
-                        run_return, run_length, episode_return, episode_length);
-            if (task[TASK_WHOLE]) continue;
-            done_ns[lane] = task[TASK_NOW_NS];
-            answered[lane] = requested[lane];
-        }
+    for (int64_t lane = start * agents; lane < stop * agents; lane += FINISH_MOST) {
+        int64_t at = first + lane, left = stop * agents - lane;
+        lanes_finish(left < FINISH_MOST ? left : FINISH_MOST, limit, reward + at, terminated + at, truncated + at,
+                     began + at, status + at, ended + lane, run_return + lane, run_length + lane, episode_return + at,
+                     episode_length + at);
     }
 }
 

@@ -17,16 +17,18 @@ __all__ = ["Kernel"]
 Array = npt.NDArray[Any]
 
 # Of native/task.h.
-TASK_WHOLE, TASK_SLOT, TASK_NOW_NS, TASK_LANES = range(4)
+TASK_RESETS, TASK_SLOT, TASK_NOW_NS, TASK_LANES = range(4)
 TASK_LIMIT, TASK_LANE_FIELDS, TASK_LEAVES, LEAF_PLACES = 6, 8, 30, 4
-MARK_BEGINS, PHASE_UNKNOWN = 128, 4
-_KERNEL_TYPES = {
-    "lanes": {"requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "done_ns": "i8", "ended": "u1",
-              "run_return": "f8", "run_length": "i8"},
-    "frames": {"reward": "f8", "terminated": "u1", "truncated": "u1", "began": "u1", "status": "u1",
-               "episode_return": "f8", "episode_length": "i8"},
-}  # fmt: skip
 TALLY_ANSWERED, TALLY_BEGAN, TALLY_STATUS, TALLY_FAILED, TALLY_ENV, TALLY_PHASE = range(6)
+MARK_BEGINS, PHASE_UNKNOWN = 128, 4
+LANE_TYPES = {
+    "requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "done_ns": "i8", "ended": "u1", "run_return": "f8",
+    "run_length": "i8",
+}  # fmt: skip
+FRAME_TYPES = {
+    "reward": "f8", "terminated": "u1", "truncated": "u1", "began": "u1", "status": "u1", "episode_return": "f8",
+    "episode_length": "i8",
+}  # fmt: skip
 _KERNEL = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
 )
@@ -63,75 +65,80 @@ class Kernel:
 
     def run(self) -> int:
         """Answer all lanes that were asked; returns how many."""
-        self._task[TASK_WHOLE], self._task[TASK_NOW_NS] = 0, time.monotonic_ns()
-        return self._step(self._task)
-
-    def _step(self, task: Array) -> int:
+        task, agents, lanes = self._task.copy(), self._agents, self._envs * self._agents
+        names = ("requested", "answered", "op", "slots", "done_ns")
+        requested, answered, op, slots, done_ns = (_lane_array(task, name, lanes) for name in names)
+        asked = np.flatnonzero((requested != answered)[agents - 1 :: agents])
+        kinds = np.stack([asked - np.arange(len(asked)), op[asked * agents], slots[asked * agents]])
+        edges = np.flatnonzero((np.diff(kinds) != 0).any(axis=0)) + 1
         began = time.monotonic_ns()
-        result, error, start = ctypes.c_void_p(), ctypes.c_void_p(), 0
-        self._tally[:] = 0
-        failures = 0
-        while start < self._envs:
+        for run in np.split(asked, edges) if len(asked) else ():  # neighbours that do the same, into the same frame
+            start, stop = int(run[0]), int(run[-1]) + 1
+            task[TASK_RESETS], task[TASK_SLOT] = op[start * agents], slots[start * agents]
+            self._step(task, start, stop)
+            at = slice(start * agents, stop * agents)
+            done_ns[at], answered[at] = began, requested[at]
+        self._settle(len(asked) * agents, began)
+        return len(asked) * agents
+
+    def _step(self, task: Array, start: int, stop: int) -> None:
+        result, error, at = ctypes.c_void_p(), ctypes.c_void_p(), start
+        while at < stop:
             code = self._function(
-                ctypes.byref(result), ctypes.byref(error), task.ctypes.data, start, self._envs, self._tally.ctypes.data
+                ctypes.byref(result), ctypes.byref(error), task.ctypes.data, at, stop, self._tally.ctypes.data
             )
             if code in (0, -2):
                 break
             env, phase = self._tally[TALLY_ENV], self._tally[TALLY_PHASE]
             self._failed[env] = phase or PHASE_UNKNOWN
-            failures, start = failures + 1, int(env) + 1
-        self._finish(task)
-        whole = task[TASK_WHOLE] != 0
-        self._stats[STAT_STEPS] += self._envs * self._agents if whole else self._tally[TALLY_ANSWERED]
-        self._stats[STAT_EPISODES] += self._tally[TALLY_BEGAN]
-        self._stats[STAT_BUSY_NS] += time.monotonic_ns() - began
-        if failures:
-            self._on_failed()
-        return int(self._tally[TALLY_ANSWERED])
+            self._tally[TALLY_FAILED] += 1
+            at = int(env) + 1
+        self._finish(task, start, stop)
 
-    def _finish(self, task: Array) -> None:
+    def _settle(self, steps: int, began_ns: int) -> None:
+        self._stats[STAT_STEPS] += steps
+        self._stats[STAT_EPISODES] += self._tally[TALLY_BEGAN]
+        self._stats[STAT_BUSY_NS] += time.monotonic_ns() - began_ns
+        failed = self._tally[TALLY_FAILED]
+        self._tally[:] = 0
+        if failed:
+            self._on_failed()
+
+    def _finish(self, task: Array, start: int, stop: int) -> None:
         """Fill in what follows from what the kernel has written; as in native/task.h."""
-        lanes, agents, whole = int(task[TASK_LANES]), self._agents, bool(task[TASK_WHOLE])
-        slots, requested, answered = (_lane_array(task, name, lanes) for name in ("slots", "requested", "answered"))
-        asked = np.ones(lanes, np.bool_) if whole else np.repeat((requested != answered)[agents - 1 :: agents], agents)
-        at = np.flatnonzero(asked)
-        if not len(at):
-            return
-        run_return, run_length = _lane_array(task, "run_return", lanes), _lane_array(task, "run_length", lanes)
-        slot = np.full(len(at), task[TASK_SLOT]) if whole else slots[at].astype(np.int64)
-        frame = {name: _Rows(task, name, lanes, slot, at) for name in _KERNEL_TYPES["frames"]}
-        first = {name: np.repeat(frame[name].read()[::agents], agents) for name in ("status", "terminated")}
-        begins, fresh = first["status"] == MARK_BEGINS, first["status"] != 0
-        length = np.where(begins, 0, run_length[at] + 1)
-        total = np.where(begins, 0.0, run_return[at] + frame["reward"].read())
-        cut = ~begins & (length >= task[TASK_LIMIT]) if task[TASK_LIMIT] > 0 else np.zeros(len(at), np.bool_)
-        over = first["terminated"].astype(np.bool_) | cut
-        values = (first["terminated"], cut, fresh, first["status"] & (MARK_BEGINS - 1), total, length)
-        names = ("terminated", "truncated", "began", "status", "episode_return", "episode_length")
-        for name, value in zip(names, values, strict=True):
-            frame[name].write(value)
-        run_return[at], run_length[at] = np.where(fresh, 0.0, total), np.where(fresh, 0, length)
-        _lane_array(task, "ended", lanes)[at] = over & ~fresh
-        if not whole:
-            _lane_array(task, "done_ns", lanes)[at] = task[TASK_NOW_NS]
-            answered[at] = requested[at]
-            self._tally[TALLY_ANSWERED] += len(at)
+        agents, lanes = self._agents, int(task[TASK_LANES])
+        at = slice(start * agents, stop * agents)
+        frame = {name: _frame_array(task, name, lanes)[at] for name in FRAME_TYPES}
+        ended, run_return, run_length = (
+            _lane_array(task, name, lanes)[at] for name in ("ended", "run_return", "run_length")
+        )
+        for name in ("status", "terminated"):
+            frame[name][:] = np.repeat(frame[name][::agents], agents)
+        begins, fresh = frame["status"] == MARK_BEGINS, frame["status"] != 0
+        length = np.where(begins, 0, run_length + 1)
+        total = np.where(begins, 0.0, run_return + frame["reward"])
+        frame["truncated"][:] = length >= task[TASK_LIMIT] if task[TASK_LIMIT] > 0 else False
+        frame["began"][:], frame["status"][:] = fresh, frame["status"] & (MARK_BEGINS - 1)
+        frame["episode_return"][:], frame["episode_length"][:] = total, length
+        run_return[:], run_length[:] = np.where(fresh, 0.0, total), np.where(fresh, 0, length)
+        ended[:] = (frame["terminated"] | frame["truncated"]) & ~fresh
 
     def rollout(self, task: Array, policy: int, steps: int, row_bytes: tuple[int, ...]) -> None:
         """Let a policy, which is a kernel too, choose actions for so many steps. Frame 0 has the first observations;
         actions are written, `row_bytes` for each leaf and step, and answers into the frames from 1 on."""
         choose, now = _KERNEL(policy), task.copy()
         result, error = ctypes.c_void_p(), ctypes.c_void_p()
-        now[TASK_WHOLE] = 1
+        lanes = self._envs * self._agents
+        now[TASK_RESETS] = 0
         for t in range(steps):
             for leaf, nbytes in enumerate(row_bytes):
                 place = TASK_LEAVES + LEAF_PLACES * leaf
                 now[place] = task[place] + t * nbytes
-            now[TASK_SLOT] = t
-            lanes = self._envs * self._agents
+            began, now[TASK_SLOT] = time.monotonic_ns(), t
             choose(ctypes.byref(result), ctypes.byref(error), now.ctypes.data, 0, lanes, 0)
             now[TASK_SLOT] = t + 1
-            self._step(now)
+            self._step(now, 0, self._envs)
+            self._settle(lanes, began)
 
     def close(self) -> None:
         """Nothing to end."""
@@ -145,27 +152,12 @@ def _array_at(address: int, count: int, dtype: str) -> Array:
 
 
 def _lane_array(task: Array, name: str, lanes: int) -> Array:
-    names = list(_KERNEL_TYPES["lanes"])
-    address = int(task[TASK_LANE_FIELDS + names.index(name)])
-    return _array_at(address, lanes, _KERNEL_TYPES["lanes"][name])
+    address = int(task[TASK_LANE_FIELDS + list(LANE_TYPES).index(name)])
+    return _array_at(address, lanes, LANE_TYPES[name])
 
 
-class _Rows:
-    """One field of some lanes, each in a frame of its own."""
-
-    def __init__(self, task: Array, name: str, lanes: int, slots: Array, at: Array):
-        names = list(_KERNEL_TYPES["frames"])
-        dtype = np.dtype(_KERNEL_TYPES["frames"][name])
-        address = int(task[TASK_LANE_FIELDS + len(_KERNEL_TYPES["lanes"]) + names.index(name)])
-        first = int(slots.min())  # from here on: a rollout has no row before its first
-        self._array = _array_at(
-            address + first * lanes * dtype.itemsize, (int(slots.max()) + 1 - first) * lanes, dtype.str
-        )
-        self._places = (slots - first) * lanes + at
-
-    def read(self) -> Array:
-        found: Array = self._array[self._places]
-        return found
-
-    def write(self, values: Array) -> None:
-        self._array[self._places] = values
+def _frame_array(task: Array, name: str, lanes: int) -> Array:
+    """A field in the frame that is being written."""
+    address = int(task[TASK_LANE_FIELDS + len(LANE_TYPES) + list(FRAME_TYPES).index(name)])
+    row = lanes * np.dtype(FRAME_TYPES[name]).itemsize
+    return _array_at(address + int(task[TASK_SLOT]) * row, lanes, FRAME_TYPES[name])
