@@ -22,8 +22,8 @@ class Batch(NamedTuple):
         reward: float64 [n].
         terminated, truncated: bool [n].
         info: the infos that are not empty, by env id.
-        env_id: int64 [n].
-        mask: bool [n], True where the lane has an agent; always True for single-agent envs.
+        env_id: int64 [n]; read-only where these are all lanes, and the pool's own.
+        mask: bool [n], True where the lane has an agent; always True for single-agent envs, and read-only then.
         began: bool [n], True where `obs` is the first of an episode.
         episode_return: float64 [n], the sum of rewards of the episode so far, complete where it ended here.
         episode_length: int64 [n], its number of steps so far.

@@ -75,6 +75,7 @@ class Frames:
         self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
         self._objects: list[list[Any]] = [[None] * self._count for _ in self._leaves]
         self._all_ids, self._mask = np.arange(self._count), np.ones(self._count, np.bool_)
+        self._all_ids.flags.writeable = self._mask.flags.writeable = copy
         # Made once: a view costs more than a small batch.
         plain = all(leaf.kind is Kind.ARRAY for leaf in self._leaves)
         self._one_array = plain and len(self._leaves) == 1 and not self._leaves[0].path
@@ -90,10 +91,13 @@ class Frames:
     def batch(self, ready: Ready) -> Batch:
         """All fields of the lanes."""
         take = self.take
-        mask = take(ready, "present") if "present" in self._fields else self._mask[: len(ready.ids)].copy()
+        mask = take(ready, "present") if "present" in self._fields else self._mask[: len(ready.ids)]
+        ids = self._all_ids if len(ready.ids) == self._count else ready.ids
+        if self._copy:
+            ids, mask = ids.copy(), mask.copy()
         found = Batch(
             self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
-            dict(ready.infos), ready.ids.copy(), mask,
+            dict(ready.infos), ids, mask,
             take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
         )  # fmt: skip
         self.handed()

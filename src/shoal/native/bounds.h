@@ -4,15 +4,29 @@
 
 #include "compat.h"
 
+/* Whether all values are inside of [low, high]: the common case, many values at a time. */
+#define SHOAL_ALL_INSIDE(type)                                                                                   \
+    VECTORIZED static int all_inside_##type(const type *v, Py_ssize_t count, type low, type high) {              \
+        int inside = 1;                                                                                          \
+        for (Py_ssize_t i = 0; i < count; i++) inside &= (v[i] >= low) & (v[i] <= high);                         \
+        return inside;                                                                                           \
+    }
+SHOAL_ALL_INSIDE(float)
+SHOAL_ALL_INSIDE(double)
+SHOAL_ALL_INSIDE(int8_t)
+SHOAL_ALL_INSIDE(int16_t)
+SHOAL_ALL_INSIDE(int32_t)
+SHOAL_ALL_INSIDE(int64_t)
+SHOAL_ALL_INSIDE(uint8_t)
+SHOAL_ALL_INSIDE(uint16_t)
+SHOAL_ALL_INSIDE(uint32_t)
+SHOAL_ALL_INSIDE(uint64_t)
+
 /* The first index whose value is outside [low, high] (a NaN is outside); bounds repeat every `period` items. */
 #define SHOAL_SCAN(type)                                                                        \
     {                                                                                           \
         const type *v = values->buf, *lo = low->buf, *hi = high->buf;                           \
-        if (period == 1) { /* the common case, many values at a time */                         \
-            int inside = 1;                                                                     \
-            for (Py_ssize_t i = 0; i < count; i++) inside &= (v[i] >= lo[0]) & (v[i] <= hi[0]); \
-            if (inside) return -1;                                                              \
-        }                                                                                       \
+        if (period == 1 && all_inside_##type(v, count, lo[0], hi[0])) return -1;                \
         for (Py_ssize_t i = 0, j = 0; i < count; i++) {                                         \
             if (!(v[i] >= lo[j] && v[i] <= hi[j])) return i;                                    \
             if (++j == period) j = 0;                                                           \

@@ -27,4 +27,11 @@ static inline PyObject *shoal_call(PyObject *callable, PyObject *const *args, si
     return PyObject_Vectorcall(callable, args, count, NULL);
 }
 
+/* Several versions where the linker can choose among them: the baseline of x86-64 cannot compare numbers of 64 bits. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define VECTORIZED __attribute__((target_clones("avx2", "default"), noinline))
+#else
+#define VECTORIZED
+#endif
+
 #endif

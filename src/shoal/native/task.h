@@ -7,7 +7,7 @@
 #ifndef SHOAL_TASK_H
 #define SHOAL_TASK_H
 
-#include <stdint.h>
+#include "compat.h"
 
 enum TaskPlace {
     TASK_RESETS, TASK_SLOT, TASK_NOW_NS, TASK_LANES, TASK_FRAMES, TASK_MODE, TASK_LIMIT, TASK_ENV,
@@ -32,13 +32,6 @@ enum Phase { PHASE_STEP = 1, PHASE_RESET = 2, PHASE_OBSERVE = 3, PHASE_UNKNOWN =
 
 typedef int32_t (*KernelFunction)(void **result, void **error, int64_t task, int64_t start, int64_t stop,
                                   int64_t tally);
-
-/* Several versions where the linker can choose among them: the baseline of x86-64 cannot compare numbers of 64 bits. */
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define VECTORIZED __attribute__((target_clones("avx2", "default"), noinline))
-#else
-#define VECTORIZED
-#endif
 
 /* What follows from the step of some neighbours, in loops over few arrays of one width, which compilers turn into vector
  * code. `count` is at most FINISH_MOST. */
