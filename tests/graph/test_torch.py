@@ -357,7 +357,9 @@ def test_two_envs_in_one_graph_do_not_mix() -> None:
 
 
 def test_a_graph_serves_every_env_of_the_same_shape_and_is_compiled_once() -> None:
-    compiler = torch._dynamo.testing.CompileCounter()
+    from torch._dynamo.testing import CompileCounter  # of which nobody may have imported the module yet
+
+    compiler = CompileCounter()
     graph = compiled(lambda env, action: env.step(action).obs, compiler)
     action = torch.zeros(2, dtype=torch.int64)
     with counting(2) as one, counting(2) as other, counting(3) as larger:
