@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -27,50 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
 
 import shoal
-from shoal import compiled
+from shoal.compiled.library.cartpole import CartPole
 from shoal.cores import usable_cores
 
 STEPS = 64  # of a run's unit: so many batches of actions were drawn beforehand
-
-
-class CartPole(compiled.Env):
-    """CartPole-v1."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    action_space = spaces.Discrete(2)
-    max_episode_steps = 500
-    state = {"x": float, "v": float, "theta": float, "omega": float}
-
-    @staticmethod
-    def reset(state: Any, rng: Any) -> None:
-        state.x = compiled.uniform(rng, -0.05, 0.05)
-        state.v = compiled.uniform(rng, -0.05, 0.05)
-        state.theta = compiled.uniform(rng, -0.05, 0.05)
-        state.omega = compiled.uniform(rng, -0.05, 0.05)
-
-    @staticmethod
-    def step(state: Any, action: Any, rng: Any) -> Any:
-        force = 10.0 if action == 1 else -10.0
-        cos, sin = math.cos(state.theta), math.sin(state.theta)
-        push = (force + 0.05 * state.omega * state.omega * sin) / 1.1
-        turn = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * cos * cos / 1.1))
-        state.x += 0.02 * state.v
-        state.v += 0.02 * (push - 0.05 * turn * cos / 1.1)
-        state.theta += 0.02 * state.omega
-        state.omega += 0.02 * turn
-        return 1.0, abs(state.x) > 2.4 or abs(state.theta) > 0.20943951023931953
-
-    @staticmethod
-    def observe(state: Any, obs: Any) -> None:
-        obs[0] = state.x
-        obs[1] = state.v
-        obs[2] = state.theta
-        obs[3] = state.omega
 
 
 class Limit:
@@ -237,7 +200,7 @@ import sys
 sys.path.insert(0, {here!r})
 import numpy as np
 import shoal
-from compiled import CartPole
+from shoal.compiled.library.cartpole import CartPole
 with shoal.Pool(CartPole, 64, backend="compiled", seed=0) as pool:
     pool.reset()
     pool.step(np.zeros(64, np.int64))

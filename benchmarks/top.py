@@ -10,6 +10,7 @@ python benchmarks/top.py --rounds 40
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -68,11 +69,9 @@ class Watcher:
             time.sleep(0.1)
 
     def _read(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has left
             while data := os.read(self._terminal, 65536):
                 self._seen += len(data)
-        except OSError:  # it has left
-            pass
 
     def attach(self, attached: bool) -> None:
         """Let it look, or not."""

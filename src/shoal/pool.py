@@ -176,15 +176,8 @@ class Pool:
         if backend == "auto" and survives:
             backend = "processes"
         deadline = Deadline.after(start_timeout)
-        if batch_size is not None and batch_envs is not None:
-            raise ValueError("batch_size and batch_envs say the same: give one of them")
-        expected = len(env_fns)
-        if batch_envs is not None:
-            expected = whole_number("batch_envs", batch_envs, 1, len(env_fns))
-        elif isinstance(batch_size, int):
-            expected = max(1, batch_size)  # it is checked when the number of lanes is known
+        batch = _expected_batch(batch_size, batch_envs, len(env_fns))
         if plan is None:
-            batch = min(expected, len(env_fns))
             plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
         most = plan.num_workers if backend in BATCHED else len(env_fns)
         self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, most))
@@ -712,6 +705,16 @@ def refuse_unknown_options(options: Mapping[str, Any]) -> None:
             f"unknown option {', '.join(map(repr, unknown))}; what is meant for the env itself goes into "
             f"env_kwargs={{{unknown[0]!r}: ...}}"
         )
+
+
+def _expected_batch(batch_size: Any, batch_envs: Any, envs: int) -> int:
+    """How many envs a batch will have at most, before it is known how many lanes each has."""
+    if batch_size is not None and batch_envs is not None:
+        raise ValueError("batch_size and batch_envs say the same: give one of them")
+    if batch_envs is not None:
+        return whole_number("batch_envs", batch_envs, 1, envs)
+    # A batch_size is checked when the number of lanes is known.
+    return min(max(1, batch_size), envs) if isinstance(batch_size, int) else envs
 
 
 def _check_limits(backend: str, on_error: str, step_timeout: Any, recycle_after: Any) -> None:

@@ -5,7 +5,6 @@ Plain functions with types that Numba infers: each target compiles them with a d
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ __all__ = ["VERSIONS", "begin_stream"]
 GAMMA, EPISODE = np.uint64(random.GAMMA), np.uint64(random.EPISODE)
 MIX_1, MIX_2 = np.uint64(random.MIX_1), np.uint64(random.MIX_2)
 SHIFT_11, SHIFT_27, SHIFT_30, SHIFT_31 = (np.uint64(bits) for bits in (11, 27, 30, 31))
-UNIT, TURN = random.UNIT, random.TURN
+UNIT = random.UNIT
 
 
 def mix(z: Any) -> Any:
@@ -44,35 +43,14 @@ def uniform(rng: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
     return low + (high - low) * (np.float64(next_bits(rng) >> SHIFT_11) * UNIT)
 
 
-def normal(rng: Any, mean: Any = 0.0, std: Any = 1.0) -> Any:
-    """See random.normal."""
-    radius = math.sqrt(-2.0 * math.log(1.0 - uniform(rng)))
-    return mean + std * (radius * math.cos(TURN * uniform(rng)))
-
-
 def integer(rng: Any, low: Any, high: Any) -> Any:
     """See random.integer."""
     return np.int64(low) + np.int64(next_bits(rng) % np.uint64(np.int64(high) - np.int64(low)))
 
 
-def choice(rng: Any, weights: Any) -> Any:
-    """See random.choice."""
-    total = 0.0
-    for weight in weights:
-        total += weight
-    left = uniform(rng) * total
-    last = 0
-    for i in range(len(weights)):
-        if weights[i] > 0.0:
-            last = i
-            if left < weights[i]:
-                return i
-        left -= weights[i]
-    return last
-
-
-# Which function here stands for which one there; what these call themselves is found by name.
+# Which function here stands for which one there; what these call themselves is found by name. Those that only call
+# others are compiled as they are.
 VERSIONS = {
     random.mix: mix, random.begin_stream: begin_stream, random.next_bits: next_bits, random.uniform: uniform,
-    random.normal: normal, random.integer: integer, random.choice: choice,
+    random.normal: random.normal, random.integer: integer, random.choice: random.choice,
 }  # fmt: skip

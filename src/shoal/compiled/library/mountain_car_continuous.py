@@ -9,17 +9,13 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
+from shoal.compiled.library.mountain_car import GRAVITY, HIGH, LOW, MAX_POSITION, MAX_SPEED, MIN_POSITION
 from shoal.compiled.library.rounding import single
 
 __all__ = ["MountainCarContinuous"]
 
-MIN_POSITION, MAX_POSITION = -1.2, 0.6
-MAX_SPEED = 0.07
 GOAL = 0.45
 POWER = 0.0015
-GRAVITY = 0.0025
-LOW = np.array([MIN_POSITION, -MAX_SPEED], np.float32)
-HIGH = np.array([MAX_POSITION, MAX_SPEED], np.float32)
 
 
 class MountainCarContinuous(compiled.Env):
