@@ -1,0 +1,280 @@
+"""The source of a kernel for GPUs: each thread steps one env, written out for the leaves and agents of one class.
+
+The counterpart of `shoal.compiled.template`. What costs time on a GPU is memory, so everything here is about moving few
+bytes, and neighbours together: the numbers of a state lie in an array each, and in registers while they are worked on;
+params that are the same for all envs are arguments; small observations are collected before they are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.compiled.env import Definition
+from shoal.compiled.template import INDICES, action_shape, as_tuple, fill, loops, row_shape, wide_type
+from shoal.spaces import Leaf
+
+__all__ = ["BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "narrow"]
+
+BLOCK = 128  # threads that share a tile
+TILE_BYTES = 64  # of one env: what is larger is written where it belongs at once
+ENDED = -1  # in place of the length of an episode that is over
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which kernel of a class is meant.
+
+    Attributes:
+        does: "reset" (begin an episode), "step" or "rollout" (many steps by a policy).
+        mode: how episodes follow each other.
+        masked: whether only those envs take part whose mask is set.
+        own_params: whether each env has params of its own.
+        tracks: whether the returns and lengths of episodes are kept.
+        policy_params: how many arrays the policy of a rollout has.
+    """
+
+    does: str
+    mode: str = "disabled"
+    masked: bool = False
+    own_params: bool = False
+    tracks: bool = False
+    policy_params: int = 0
+
+
+BODY = """
+    env = cuda.grid(1)
+    live = env < count
+    {mask}
+    {declare}
+    if live:
+        {load}
+        rng = rngs[env]
+        {act}
+        {store}
+    {collect}
+"""
+STEPS = """
+length = lengths[env]
+{first}
+for t in range(steps):
+    row = t * count + env
+    seen_row = {seen_row}
+    {choose}
+    {begin_or_step}
+    {observe}
+lengths[env] = length
+"""
+STEP = """
+length += 1
+{call}
+cut = LIMIT > 0 and length >= LIMIT
+{answer}
+if ends or cut:
+    {end}
+"""
+
+
+def has_columns(definition: Definition) -> bool:
+    """Whether the fields of a state have an array each: not where some are arrays, whose elements threads look up."""
+    fields = definition.dtype.fields or {}
+    return all(field[0].shape == () for field in fields.values()) and len(fields) <= 32
+
+
+def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same with floats of 32 bits."""
+    if dtype.fields:
+        return np.dtype([(name, *_narrow_field(field[0])) for name, field in dtype.fields.items()], align=True)
+    return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
+def _narrow_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    return narrow(dtype.base), dtype.shape
+
+
+def arguments(definition: Definition, kind: Kind) -> list[str]:
+    """The names of a kernel's arguments, in order."""
+    names = ["count", "seeds", "episodes", "rngs", "lengths"]
+    if kind.does != "reset":
+        names += ["steps", "reward", "terminated", "truncated"]
+        names += [f"action_{i}" for i, _ in enumerate(definition.action_leaves)]
+        names += [f"final_{i}" for i, _ in enumerate(definition.obs_leaves)] if kind.mode == "same_step" else []
+        names += ["totals", "episode_return", "episode_length"] if kind.tracks else []
+    if kind.does == "rollout":
+        names += ["began", "policy_rngs", *(f"policy_param_{i}" for i in range(kind.policy_params))]
+    names += ["mask"] if kind.masked else []
+    names += [f"obs_{i}" for i, _ in enumerate(definition.obs_leaves)]
+    names += [f"flat_obs_{i}" for i in _tiled(definition, kind)]
+    if not has_columns(definition):
+        return [*names, "states", "state_bytes"]
+    return [*names, *(f"field_{name}" for name in definition.dtype.names or ())]
+
+
+def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The names that the source of a kernel needs beside functions; `dtype` is that of a state."""
+    cleared = min((dtype.fields[name][1] for name in definition.params), default=dtype.itemsize) if dtype.fields else 0
+    return {
+        "np": np, "BLOCK": BLOCK, "ENDED": ENDED, "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
+        **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
+        **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
+        **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
+    }  # fmt: skip
+
+
+def kernel_source(definition: Definition, kind: Kind) -> str:
+    """The source of `kernel`.
+
+    It calls reset, step, observe, begin_stream, record_at and, for a rollout, policy; these and `cuda`, T_STATE and
+    the `constants` are to be given along with it.
+    """
+    columns, tiled = has_columns(definition), _tiled(definition, kind)
+    declare = ["thread = cuda.threadIdx.x"] if tiled else []
+    for i in tiled:
+        declare.append(f"tile_{i} = cuda.shared.array((BLOCK, {definition.obs_leaves[i].shape[0]}), T_obs_{i})")
+    names = definition.dtype.names or ()
+    if columns:
+        declare += ["local = cuda.local.array(1, T_STATE)"]
+        own = [name for name in names if kind.own_params or name not in definition.params]
+        load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
+        load += [f"state.{name} = field_{name}" for name in names if name not in own]
+        store = [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
+    else:
+        load, store = ["state = record_at(states, env)"], []
+    parts = {
+        "mask": ["if live:", "    live = mask[env] != 0"] * kind.masked,
+        "declare": declare,
+        "load": load,
+        "store": store,
+        "act": _reset_lines(definition, kind) if kind.does == "reset" else _step_lines(definition, kind),
+        "collect": _collect_lines(definition, tiled),
+    }
+    return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
+
+
+def _tiled(definition: Definition, kind: Kind) -> list[int]:
+    """The leaves of observations that are collected before they are written."""
+    if kind.does != "step" or kind.masked or definition.num_agents > 1:
+        return []
+    leaves = enumerate(definition.obs_leaves)
+    return [
+        i for i, leaf in leaves if len(leaf.shape) == 1 and 1 < leaf.shape[0] * leaf.dtype.itemsize <= TILE_BYTES
+    ]  # fmt: skip
+
+
+def _collect_lines(definition: Definition, tiled: list[int]) -> list[str]:
+    """Neighbouring threads write neighbouring bytes."""
+    if not tiled:
+        return []
+    lines = ["cuda.syncthreads()", "first = cuda.blockIdx.x * BLOCK", "rows = min(BLOCK, count - first)"]
+    for i in tiled:
+        size = definition.obs_leaves[i].shape[0]
+        lines += [
+            "k = thread", f"while k < rows * {size}:",
+            f"    flat_obs_{i}[first * {size} + k] = tile_{i}[k // {size}, k % {size}]", "    k += BLOCK",
+        ]  # fmt: skip
+    return lines
+
+
+def _reset_lines(definition: Definition, kind: Kind) -> list[str]:
+    return [*_begin_lines(definition), "lengths[env] = length", *_observe_lines(definition, kind, "obs", "env")]
+
+
+def _begin_lines(definition: Definition) -> list[str]:
+    if has_columns(definition):
+        names = definition.dtype.names or ()
+        clear = [f"state.{name} = 0" for name in names if name not in definition.params]
+    else:
+        clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
+    return [
+        "episodes[env] += 1", *clear, "begin_stream(rng, seeds[env], episodes[env])", "reset(state, rng)", "length = 0",
+    ]  # fmt: skip
+
+
+def _step_lines(definition: Definition, kind: Kind) -> list[str]:
+    agents, rolls = definition.num_agents, kind.does == "rollout"
+    of_agents = [f", {k}" for k in range(agents)] if agents > 1 else [""]
+    at = [f"row{k}" for k in of_agents]
+    ends = {
+        "next_step": ["length = ENDED"],
+        "same_step": [
+            *_observe_lines(definition, kind, "final", "row"), *_begin_lines(definition),
+            *(f"began[{one.replace('row', 'seen_row')}] = True" for one in at if rolls),
+        ],
+        "disabled": ["pass"],
+    }[kind.mode]  # fmt: skip
+    answer = [f"terminated[{one}], truncated[{one}] = ends, cut" for one in at]
+    nothing = [f"reward[{one}], terminated[{one}], truncated[{one}] = 0, False, False" for one in at]
+    nothing += [f"began[{one.replace('row', 'seen_row')}] = True" for one in at if rolls]
+    if kind.tracks:
+        sums = [f"totals[env{k}] = reward[row{k}] + (0 if length == 1 else totals[env{k}])" for k in of_agents]
+        answer += [*sums, *(f"episode_return[{one}] = totals[{one.replace('row', 'env')}]" for one in at)]
+        answer += [f"episode_length[{one}] = length" for one in at]
+        nothing += [f"episode_return[{one}], episode_length[{one}] = 0, 0" for one in at]
+    parts = {"call": _call_lines(definition), "answer": answer, "end": ends}
+    step = fill(STEP, parts).splitlines()
+    if kind.mode == "next_step":
+        step = ["if length == ENDED:", *_in([*nothing, *_begin_lines(definition)]), "else:", *_in(step)]
+    parts = {
+        "first": [f"began[{one.replace('row', 'env')}] = length == 0" for one in at if rolls],
+        "choose": _choose_lines(definition, kind) if rolls else [],
+        "begin_or_step": step,
+        "observe": _observe_lines(definition, kind, "obs", "seen_row"),
+    }
+    source = fill(STEPS.replace("{seen_row}", "row + count" if rolls else "row"), parts).splitlines()
+    return [line for line in source if line]
+
+
+def _call_lines(definition: Definition) -> list[str]:
+    lines, values = [], []
+    for i, leaf in enumerate(definition.action_leaves):
+        shape = action_shape(leaf, definition.num_agents)
+        values.append(f"given_{i}")
+        if shape:
+            each = loops(shape, f"given_{i}[{INDICES}] = action_{i}[row, {INDICES}]")
+            lines += [f"given_{i} = cuda.local.array({as_tuple(list(map(str, shape)))}, T_wide_{i})", *each]
+        else:
+            lines.append(f"given_{i} = wide_type_{i}(action_{i}[row])")
+    action = as_tuple(values) if definition.nested_action else values[0]
+    if definition.num_agents == 1:
+        return [*lines, f"gain, ending = step(state, {action}, rng)", "reward[row], ends = gain, bool(ending)"]
+    zeros = loops((definition.num_agents,), "rewards[i0] = 0")
+    return [*lines, "rewards = reward[row]", *zeros, f"ends = bool(step(state, {action}, rewards, rng))"]
+
+
+def _observe_lines(definition: Definition, kind: Kind, where: str, row: str) -> list[str]:
+    lines, values, tiled = [], [], _tiled(definition, kind)
+    for i, leaf in enumerate(definition.obs_leaves):
+        target = f"tile_{i}[thread]" if where == "obs" and i in tiled else f"{where}_{i}[{row}]"
+        zeros = loops(row_shape(leaf, definition.num_agents), f"seen_{i}[{INDICES}] = 0")
+        lines += [f"seen_{i} = {target}", *zeros]
+        values.append(f"seen_{i}")
+    return [*lines, f"observe(state, {as_tuple(values) if definition.nested_obs else values[0]})"]
+
+
+def _choose_lines(definition: Definition, kind: Kind) -> list[str]:
+    """Let the policy choose for each lane of the env."""
+    lines, agents = [], definition.num_agents
+    for agent in range(agents):
+        obs = [f"obs_{i}[{_lane(leaf, agents, agent, True)}]" for i, leaf in enumerate(definition.obs_leaves)]
+        actions = [f"action_{i}[{_lane(leaf, agents, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)]
+        given = [
+            as_tuple(obs) if definition.nested_obs else obs[0],
+            as_tuple(actions) if definition.nested_action else actions[0],
+            f"policy_rngs[env * {agents} + {agent}]",
+            *(f"policy_param_{i}" for i in range(kind.policy_params)),
+        ]
+        lines.append(f"policy({', '.join(given)})")
+    return lines
+
+
+def _lane(leaf: Leaf, agents: int, agent: int, observed: bool) -> str:
+    """The index of one lane's part, which is an array also where the space has no shape."""
+    if agents > 1:
+        return f"row, {agent}" if leaf.shape else f"row, {agent}:{agent + 1}"
+    return "row" if leaf.shape or observed else "row : row + 1"
+
+
+def _in(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
