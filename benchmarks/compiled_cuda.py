@@ -3,10 +3,10 @@
 - step: `CudaEnvs.step`, one call from Python and one launch for each step, with actions that lie on the GPU (bytes, as
   few as they can be, and int32); by a captured graph, as always, and by Numba's own launches
 - step, torch: the same with actions that PyTorch draws anew before each step
-- rollout: `CudaEnvs.rollout("random", 64)`, all steps in one launch, into arrays that are allocated for it
-- JAX: `vmap` in one `lax.scan` by `BatchedFunctionalEnv`, with its own random actions: "same work" carries observations,
-  rewards and flags from step to step, so that they are written as above; "no observations" only adds up rewards and
-  episodes, and lets XLA keep the rest in registers
+- rollout: `CudaEnvs.rollout("random", 64)`, all steps in one launch, into the same arrays again
+- JAX: `vmap` in one `lax.scan` by `BatchedFunctionalEnv`, with its own random actions: "same work" carries
+  observations, rewards and flags from step to step, so that they are written as above; "no observations" only adds up
+  rewards and episodes, and lets XLA keep the rest in registers
 
 python benchmarks/compiled_cuda.py -n 4096 4194304 --json benchmarks/results/compiled_cuda.json
 """
@@ -85,9 +85,11 @@ def rolling(num_envs: int) -> Callable[[int], None]:
     envs = CudaEnvs(CartPole, num_envs, seed=0)
     envs.reset()
 
+    kept = envs.rollout("random", ROLLED, seed=0)
+
     def run(steps: int) -> None:
         for i in range(0, steps, ROLLED):
-            envs.rollout("random", ROLLED, seed=i)
+            envs.rollout("random", ROLLED, seed=i, out=kept)
 
     return run
 
@@ -96,8 +98,8 @@ def by_jax(num_envs: int, steps: int, rng: str, same_work: bool, unroll: int = 1
     """One scan."""
     import jax
     import jax.numpy as jnp
-    from jax_envs import LeanCartPole
 
+    from jax_envs import LeanCartPole
     from shoal.graph.jax.functional import BatchedFunctionalEnv
 
     envs = BatchedFunctionalEnv(LeanCartPole(), num_envs, autoreset="same_step", max_episode_steps=500, rng=rng)

@@ -45,7 +45,7 @@ def missing() -> str:
 def driver() -> Any:
     """The module numba.cuda."""
     if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it, numpy 2.5 has dropped it
-        np.row_stack = np.vstack  # type: ignore[attr-defined]
+        np.row_stack = np.vstack
     from numba import cuda
 
     return cuda
@@ -67,6 +67,7 @@ def build(definition: Definition, kind: Kind, precision: str, policy: Any = None
     rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), _narrow_constant if single else _same)
     names = {**constants(definition, dtype), **{name: rebuild(one) for name, one in functions.items()}}
     names.update(cuda=cuda, T_STATE=_state_type(dtype), record_at=_record_at())
+    names["T_NUMBER"] = np.float32 if single else np.float64
     exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
     return cuda.jit(**options)(names["kernel"])
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.checks import check_choice, whole_number
-from shoal.compiled.cuda.arrays import DeviceArray, Streams, pointer_of
+from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of, zeros
 from shoal.compiled.cuda.build import build, driver, explained, missing, simulated
 from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, narrow
 from shoal.compiled.env import Definition, define
-from shoal.compiled.policy import is_policy, random_policy, streams
+from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.pool_envs import find_class
 from shoal.compiled.template import row_shape, wide_type
 from shoal.errors import BadAction, BadCall
@@ -28,12 +29,25 @@ __all__ = ["CudaEnvs"]
 Array = npt.NDArray[Any]
 
 
+@dataclass(frozen=True)
+class DeviceRollout(Rollout):
+    """A rollout whose arrays are on the GPU.
+
+    Attributes:
+        arrays: the same memory, as kernels write it.
+    """
+
+    arrays: dict[str, Any]
+    steps: int
+    envs: CudaEnvs
+
+
 class CudaEnvs:
     """Many envs of one class on a GPU, stepped by one launch.
 
     Arrays that are handed out are the memory that the next step writes: convert them once
-    (`obs = torch.from_dlpack(envs.obs)`), and look at them after each step. Everything is asynchronous, on the stream of
-    the actions: PyTorch's or CuPy's current one. Actions are not checked.
+    (`obs = torch.from_dlpack(envs.obs)`), and look at them after each step. Everything is asynchronous, on the stream
+    of the actions: PyTorch's or CuPy's current one. Actions are not checked.
 
     Attributes:
         obs: what is seen now, nested as the space is.
@@ -83,7 +97,7 @@ class CudaEnvs:
         self._kernels: dict[Any, Any] = {}
         self._graphs: Any = None
         self._arrays = self._allocate(seed)
-        self._actions: dict[Any, list[Any]] = {}
+        self._seen: set[Any] = set()  # actions that were stepped by once
         self.obs = self._nested("obs")
         self.final_obs = self._nested("final") if autoreset == "same_step" else None
         self.reward, self.terminated, self.truncated = map(self._lanes, ("reward", "terminated", "truncated"))
@@ -100,13 +114,12 @@ class CudaEnvs:
             "seeds": self._first_seeds(seed), "episodes": np.full(count, -1, np.int64),
             "rngs": np.zeros((count, 1), np.uint64), "lengths": np.zeros(count, np.int32),
         }  # fmt: skip
-        host.update(self._answers(1))
         states = definition.new_states(count).astype(self._dtype)
         if not has_columns(definition):
             host["states"] = states
         else:
             host.update({f"field_{name}": np.ascontiguousarray(states[name]) for name in self._dtype.names or ()})
-        arrays = {name: driver().to_device(array) for name, array in host.items()}
+        arrays = {**{name: driver().to_device(array) for name, array in host.items()}, **self._answers(1)}
         if "states" in arrays:
             arrays["state_bytes"] = _as_bytes(arrays["states"])
         if self.track_episodes:
@@ -116,25 +129,25 @@ class CudaEnvs:
 
     def _first_seeds(self, seed: int | None) -> Array:
         if seed is None:
-            return np.frombuffer(secrets.token_bytes(8 * self.num_envs), np.uint64).copy()
-        first = int(seed) % 2**64
-        return np.uint64(first) + np.arange(self.num_envs, dtype=np.uint64) * np.uint64(self.num_agents)
+            return np.array(np.frombuffer(secrets.token_bytes(8 * self.num_envs), np.uint64))
+        lanes = np.arange(self.num_envs, dtype=np.uint64) * np.uint64(self.num_agents)
+        return np.asarray(np.uint64(int(seed) % 2**64) + lanes)
 
-    def _answers(self, steps: int, seen: int = 1) -> dict[str, Array]:
+    def _answers(self, steps: int, seen: int = 1) -> dict[str, Any]:
         """Zeros for what so many steps answer, and for `seen` rows of observations."""
         agents, rows, leaves = self.num_agents, steps * self.num_envs, self.definition.obs_leaves
         flat = (rows,) if agents == 1 else (rows, agents)
-        made: dict[str, Array] = {
-            f"obs_{i}": np.zeros((seen * self.num_envs, *row_shape(leaf, agents)), leaf.dtype)
+        made: dict[str, Any] = {
+            f"obs_{i}": zeros((seen * self.num_envs, *row_shape(leaf, agents)), leaf.dtype)
             for i, leaf in enumerate(leaves)
         }
-        made["reward"] = np.zeros(flat, self._number)
-        made["terminated"], made["truncated"] = np.zeros(flat, np.bool_), np.zeros(flat, np.bool_)
+        made["reward"] = zeros(flat, self._number)
+        made["terminated"], made["truncated"] = zeros(flat, np.bool_), zeros(flat, np.bool_)
         if self.autoreset == "same_step":
             for i, leaf in enumerate(leaves):
-                made[f"final_{i}"] = np.zeros((rows, *row_shape(leaf, agents)), leaf.dtype)
+                made[f"final_{i}"] = zeros((rows, *row_shape(leaf, agents)), leaf.dtype)
         if self.track_episodes:
-            made["episode_return"], made["episode_length"] = np.zeros(flat, self._number), np.zeros(flat, np.int32)
+            made["episode_return"], made["episode_length"] = zeros(flat, self._number), zeros(flat, np.int32)
         return made
 
     def _nested(self, kind: str, arrays: Mapping[str, Any] | None = None, steps: int | None = None) -> Any:
@@ -163,7 +176,7 @@ class CudaEnvs:
         if (kind, policy) not in self._kernels:
             self._kernels[kind, policy] = build(self.definition, kind, self.precision, policy, self._debug)
         kernel = self._kernels[kind, policy]
-        values = {**self._arrays, "count": np.int32(self.num_envs), "steps": np.int32(1), **given}
+        values = {**self._arrays, "count": np.uint32(self.num_envs), "steps": np.int32(1), **given}
         if not self._own_params and has_columns(self.definition):
             for name in self.definition.params:
                 values[f"field_{name}"] = self._dtype[name].type(self._default(name))
@@ -177,8 +190,13 @@ class CudaEnvs:
                     ready = kernel[blocks, BLOCK, stream]
                 ready(*args)
             except Exception as error:
-                if type(error).__module__.startswith("numba.core"):
+                if type(error).__module__.startswith("numba."):
                     raise explained(self.definition, error) from None
+                if self._debug:  # Numba mixes up which of several functions has raised what
+                    raise RuntimeError(
+                        f'{self.definition.name} raised on the GPU; run it with backend="compiled" and '
+                        "env_kwargs={'debug': True} to see what and where"
+                    ) from None
                 raise
 
         return launch
@@ -219,49 +237,43 @@ class CudaEnvs:
             actions: a batch, nested as the space is, of arrays on the GPU (PyTorch, CuPy, JAX, Numba), which are not
                 copied and must stay as they are until the step is over; or on the host.
         """
-        key, stream, leaves = self._look(actions)
-        launch = self._actions.get(key)
-        if launch is None:
-            launch = self._launcher(self._kind("step"), self._take(leaves))
-            if key[0] != "host":
-                self._remember(key, launch)
-        else:
-            self._actions[key] = launch
-        if key[0] == "host" or simulated() or self._debug:
-            launch(stream)
-        else:
-            self._captured().launch(key, launch, stream)
+        key, handle, leaves = self._look(actions)
+        if key is None or self._graphs is None or not self._graphs.launch(key, self._streams.number(handle)):
+            self._launch_step(key, handle, leaves)
         return self.obs, self.reward, self.terminated, self.truncated
 
-    def _remember(self, key: Any, launch: Any) -> None:
-        self._actions[key] = launch
-        if len(self._actions) > 64:
-            del self._actions[next(iter(self._actions))]
-
-    def _captured(self) -> Any:
+    def _launch_step(self, key: Any, handle: int, leaves: Sequence[Any]) -> None:
+        """By Numba; and what comes for the second time is captured for the next."""
+        launch = self._launcher(self._kind("step"), self._take(leaves))
+        launch(self._streams.use(handle))
+        if key is None or simulated() or self._debug or is_capturing(handle):
+            return
+        if key not in self._seen:
+            self._seen.add(key)
+            return
+        self._seen.discard(key)
         if self._graphs is None:
             from shoal.compiled.cuda.graphs import Graphs
 
             self._graphs = Graphs()
-        return self._graphs
+        self._graphs.capture(key, launch)
 
     def step_rows(self, mask: Any, actions: Any) -> None:
         """Step the envs where the mask [num_envs] is set, and nothing else: no episode is begun or ended by it."""
-        _, stream, leaves = self._look(actions)
+        _, handle, leaves = self._look(actions)
         given = {**self._take(leaves), "mask": self._mask(mask)}
-        self._launcher(self._kind("step", masked=True), given)(stream)
+        self._launcher(self._kind("step", masked=True), given)(self._streams.use(handle))
 
-    def _look(self, actions: Any) -> tuple[tuple[Any, ...], Any, list[Any]]:
-        """What tells these actions from others, the stream they are ready on, and their leaves."""
+    def _look(self, actions: Any) -> tuple[Any, int, Sequence[Any]]:
+        """What tells these actions from others (None on the host), the stream they are ready on, and their leaves."""
+        if not self.definition.nested_action:
+            key, handle = pointer_of(actions)
+            return key, self._streams.current if key is None else handle, (actions,)
         leaves = [get_path(actions, leaf.path) for leaf in self.definition.action_leaves]
-        keys, handle = [], self._streams.current
-        for value in leaves:
-            key, found = pointer_of(value)
-            if key is None:
-                return ("host",), self._streams.use(handle), leaves
-            keys.append(key)
-            handle = found
-        return tuple(keys), self._streams.use(handle), leaves
+        found = [pointer_of(value) for value in leaves]
+        if not found or any(key is None for key, _ in found):
+            return None, self._streams.current, leaves
+        return tuple(key for key, _ in found), found[-1][1], leaves
 
     def _take(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """Actions as a kernel gets them."""
@@ -293,36 +305,49 @@ class CudaEnvs:
 
     # ---- rollouts --------------------------------------------------------------------------------------------
 
-    def rollout(self, policy: Any, steps: int, params: Sequence[Any] = (), seed: int | None = None) -> Rollout:
+    def rollout(
+        self, policy: Any, steps: int, params: Sequence[Any] = (), seed: int | None = None, out: Rollout | None = None
+    ) -> Rollout:
         """So many steps by a policy that is compiled too, in one launch: arrays [steps, lanes, ...] on the GPU.
 
         Args:
             policy: "random", or a function marked by `shoal.compiled.policy`.
             params: arrays for it.
             seed: for its random numbers.
+            out: what an earlier rollout of as many steps has returned, to be written again; new arrays by default.
 
         Returns:
             as `Pool.rollout` does; `episode_return` and `episode_length` are None without `track_episodes`.
         """
         if self.autoreset == "disabled":
-            raise BadCall('rollout: episodes must begin by themselves; make the envs with another autoreset')
+            raise BadCall("rollout: episodes must begin by themselves; make the envs with another autoreset")
         choose, values = self._policy(policy, params)
-        made = self._answers(steps, steps + 1)
-        for i, leaf in enumerate(self.definition.action_leaves):
-            shape = leaf.shape if self.num_agents == 1 else (self.num_agents, *leaf.shape)
-            made[f"action_{i}"] = np.zeros((steps * self.num_envs, *shape), leaf.dtype)
-        lanes = (self.num_envs,) if self.num_agents == 1 else (self.num_envs, self.num_agents)
-        made["began"] = np.zeros(((steps + 1) * lanes[0], *lanes[1:]), np.bool_)
-        made["policy_rngs"] = streams(secrets.randbits(62) if seed is None else int(seed), self.num_lanes)
-        arrays = {name: driver().to_device(array) for name, array in made.items()}
-        for i, value in enumerate(values):
-            arrays[f"policy_param_{i}"] = value
-        self._begin_rollout(arrays)
-        kind = self._kind("rollout", policy_params=len(values))
         stream = self._streams.use(self._streams.current)
-        self._launcher(kind, {**arrays, "steps": np.int32(steps)}, choose)(stream)
-        self._end_rollout(arrays, steps)
-        return self._record(arrays, steps)
+        arrays = self._room(steps) if out is None else self._reused(out, steps)
+        for i, _ in enumerate(self.definition.obs_leaves):  # the first row is what is seen now
+            arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"], stream=stream)
+        given = {**arrays, **{f"policy_param_{i}": value for i, value in enumerate(values)}}
+        given["policy_seed"] = np.uint64(secrets.randbits(62) if seed is None else int(seed))
+        kind = self._kind("rollout", policy_params=len(values))
+        self._launcher(kind, {**given, "steps": np.int32(steps)}, choose)(stream)
+        self._end_rollout(arrays, steps, stream)
+        return self._record(arrays, steps) if out is None else out
+
+    def _room(self, steps: int) -> dict[str, Any]:
+        """Arrays for a rollout."""
+        made, agents = self._answers(steps, steps + 1), self.num_agents
+        for i, leaf in enumerate(self.definition.action_leaves):
+            shape = leaf.shape if agents == 1 else (agents, *leaf.shape)
+            made[f"action_{i}"] = zeros((steps * self.num_envs, *shape), leaf.dtype)
+        rows = (steps + 1) * self.num_envs
+        made["began"] = zeros((rows,) if agents == 1 else (rows, agents), np.bool_)
+        return made
+
+    def _reused(self, out: Rollout, steps: int) -> dict[str, Any]:
+        arrays: dict[str, Any] | None = getattr(out, "arrays", None)
+        if arrays is None or getattr(out, "steps", None) != steps or getattr(out, "envs", None) is not self:
+            raise BadCall(f"rollout: out must be what a rollout of {steps} steps of these very envs has returned")
+        return arrays
 
     def _policy(self, policy: Any, params: Sequence[Any]) -> tuple[Any, list[Any]]:
         leaves = self.definition.action_leaves
@@ -333,36 +358,37 @@ class CudaEnvs:
         elif not is_policy(policy):
             raise BadCall(f'rollout: expected a function marked by shoal.compiled.policy or "random", found {policy!r}')
         arrays = [param if hasattr(param, "shape") else np.atleast_1d(param) for param in params]
-        return policy, [self._on_device(array, narrow(array.dtype) if self._is_host(array) else None) for array in arrays]
+        return policy, [
+            self._on_device(array, narrow(array.dtype) if self._is_host(array) else None) for array in arrays
+        ]
 
     def _is_host(self, array: Any) -> bool:
         return self.precision == "single" and isinstance(array, np.ndarray)
 
-    def _begin_rollout(self, arrays: Mapping[str, Any]) -> None:
-        """The first row of observations is what is seen now."""
-        for i, _ in enumerate(self.definition.obs_leaves):
-            arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"])
-
-    def _end_rollout(self, arrays: Mapping[str, Any], steps: int) -> None:
+    def _end_rollout(self, arrays: Mapping[str, Any], steps: int, stream: Any) -> None:
+        """What was answered last is what the envs show."""
         last, rows = slice(steps * self.num_envs, None), slice((steps - 1) * self.num_envs, None)
         for i, _ in enumerate(self.definition.obs_leaves):
-            self._arrays[f"obs_{i}"].copy_to_device(arrays[f"obs_{i}"][last])
+            self._arrays[f"obs_{i}"].copy_to_device(arrays[f"obs_{i}"][last], stream=stream)
         for name in ("reward", "terminated", "truncated", *(["episode_length"] if self.track_episodes else [])):
-            self._arrays[name].copy_to_device(arrays[name][rows])
+            self._arrays[name].copy_to_device(arrays[name][rows], stream=stream)
 
     def _record(self, arrays: Mapping[str, Any], steps: int) -> Rollout:
         leaves = self.definition.action_leaves
         actions = [self._lanes(f"action_{i}", arrays, steps, leaf.shape) for i, leaf in enumerate(leaves)]
-        tracked = [
-            self._lanes(name, arrays, steps) if self.track_episodes else None
-            for name in ("episode_return", "episode_length")
-        ]
-        answers: list[Any] = [self._lanes(name, arrays, steps) for name in ("reward", "terminated", "truncated")]
-        return Rollout(
-            self._nested("obs", arrays, steps + 1), assemble(self.single_action_space, actions), *answers,
-            self._lanes("began", arrays, steps + 1), tracked[0], tracked[1],  # type: ignore[arg-type]
-            self._nested("final", arrays, steps) if self.autoreset == "same_step" else None,
-        )  # fmt: skip
+        names = ["reward", "terminated", "truncated", *["episode_return", "episode_length"] * self.track_episodes]
+        answers: dict[str, Any] = {"episode_return": None, "episode_length": None}
+        answers.update({name: self._lanes(name, arrays, steps) for name in names})
+        return DeviceRollout(
+            obs=self._nested("obs", arrays, steps + 1),
+            actions=assemble(self.single_action_space, actions),
+            began=self._lanes("began", arrays, steps + 1),  # type: ignore[arg-type]
+            final_obs=self._nested("final", arrays, steps) if self.autoreset == "same_step" else None,
+            **answers,
+            arrays=dict(arrays),
+            steps=steps,
+            envs=self,
+        )
 
     # ---- state -----------------------------------------------------------------------------------------------
 
@@ -383,8 +409,7 @@ class CudaEnvs:
         if has_columns(self.definition):
             if name in self.definition.params:
                 self._own_params = True
-                self._actions.clear()
-                self._graphs = None
+                self._forget_graphs()
             self._arrays[f"field_{name}"].copy_to_device(np.ascontiguousarray(whole))
         else:
             states = np.asarray(self._arrays["states"].copy_to_host())
@@ -419,8 +444,7 @@ class CudaEnvs:
             self._arrays[name].copy_to_device(whole.view(self._dtype).reshape(-1) if name == "states" else whole)
         if any(f"field_{name}" in present for name in self.definition.params):
             self._own_params = self._own_params or self._params_differ()
-            self._actions.clear()
-            self._graphs = None
+            self._forget_graphs()
 
     def _params_differ(self) -> bool:
         columns = {name: self._arrays[f"field_{name}"].copy_to_host() for name in self.definition.params}
@@ -428,14 +452,17 @@ class CudaEnvs:
 
     def close(self) -> None:
         """Give the GPU's memory back, as far as nobody else holds it."""
+        self._forget_graphs()
+        self._arrays, self._kernels = {}, {}
+
+    def _forget_graphs(self) -> None:
         if self._graphs is not None:
             self._graphs.close()
         self._graphs = None
-        self._arrays, self._actions, self._kernels = {}, {}, {}
+        self._seen.clear()
 
 
 def _as_bytes(states: Any) -> Any:
     if simulated():
         return type(states)(states._ary.view(np.uint8).reshape(len(states), -1))
     return states.view(np.uint8).reshape(len(states), states.dtype.itemsize)
-

@@ -8,11 +8,13 @@ params that are the same for all envs are arguments; small observations are coll
 from __future__ import annotations
 
 from dataclasses import dataclass
+from dis import Instruction, get_instructions
 from typing import Any
 
 import numpy as np
 
 from shoal.compiled.env import Definition
+from shoal.compiled.policy import STREAM
 from shoal.compiled.template import INDICES, action_shape, as_tuple, fill, loops, row_shape, wide_type
 from shoal.spaces import Leaf
 
@@ -45,42 +47,43 @@ class Kind:
 
 
 BODY = """
-    env = cuda.grid(1)
+    env = np.uint32(cuda.grid(1))  # without a sign, so that Numba need not ask whether an index counts from the end
     live = env < count
     {mask}
     {declare}
     if live:
         {load}
-        rng = rngs[env]
         {act}
         {store}
     {collect}
 """
-STEPS = """
-length = lengths[env]
-{first}
-for t in range(steps):
-    row = t * count + env
-    seen_row = {seen_row}
-    {choose}
-    {begin_or_step}
-    {observe}
-lengths[env] = length
-"""
+# What both branches of an `if` would store is stored behind it: a warp whose threads disagree goes through both.
 STEP = """
-length += 1
-{call}
-cut = LIMIT > 0 and length >= LIMIT
+row = {row}
+seen_row = {seen_row}
+{choose}
+{take}
+begins = {begins}
+{nothing}
+if not begins:
+    length += 1
+    {call}
+over = ends or cut
 {answer}
-if ends or cut:
-    {end}
+{track}
+{final}
+fresh = {fresh}
+if fresh:
+    {begin}
+{end}
+{observe}
 """
 
 
 def has_columns(definition: Definition) -> bool:
     """Whether the fields of a state have an array each: not where some are arrays, whose elements threads look up."""
-    fields = definition.dtype.fields or {}
-    return all(field[0].shape == () for field in fields.values()) and len(fields) <= 32
+    names = definition.dtype.names or ()
+    return all(definition.dtype[name].shape == () for name in names) and len(names) <= 32
 
 
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -103,7 +106,7 @@ def arguments(definition: Definition, kind: Kind) -> list[str]:
         names += [f"final_{i}" for i, _ in enumerate(definition.obs_leaves)] if kind.mode == "same_step" else []
         names += ["totals", "episode_return", "episode_length"] if kind.tracks else []
     if kind.does == "rollout":
-        names += ["began", "policy_rngs", *(f"policy_param_{i}" for i in range(kind.policy_params))]
+        names += ["began", "policy_seed", *(f"policy_param_{i}" for i in range(kind.policy_params))]
     names += ["mask"] if kind.masked else []
     names += [f"obs_{i}" for i, _ in enumerate(definition.obs_leaves)]
     names += [f"flat_obs_{i}" for i in _tiled(definition, kind)]
@@ -116,7 +119,8 @@ def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
     """The names that the source of a kernel needs beside functions; `dtype` is that of a state."""
     cleared = min((dtype.fields[name][1] for name in definition.params), default=dtype.itemsize) if dtype.fields else 0
     return {
-        "np": np, "BLOCK": BLOCK, "ENDED": ENDED, "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
+        "np": np, "BLOCK": np.uint32(BLOCK), "ENDED": np.int32(ENDED), "POLICY_STREAM": np.int64(STREAM),
+        "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
         **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
         **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
         **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
@@ -126,15 +130,15 @@ def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
 def kernel_source(definition: Definition, kind: Kind) -> str:
     """The source of `kernel`.
 
-    It calls reset, step, observe, begin_stream, record_at and, for a rollout, policy; these and `cuda`, T_STATE and
-    the `constants` are to be given along with it.
+    It calls reset, step, observe, begin_stream, record_at and, for a rollout, policy; these and `cuda`, T_STATE,
+    T_NUMBER and the `constants` are to be given along with it.
     """
-    columns, tiled = has_columns(definition), _tiled(definition, kind)
-    declare = ["thread = cuda.threadIdx.x"] if tiled else []
+    tiled, keeps_stream = _tiled(definition, kind), uses_chance(definition)
+    declare = ["rng = cuda.local.array(1, np.uint64)", *["thread = np.uint32(cuda.threadIdx.x)"] * bool(tiled)]
     for i in tiled:
-        declare.append(f"tile_{i} = cuda.shared.array((BLOCK, {definition.obs_leaves[i].shape[0]}), T_obs_{i})")
+        declare.append(f"tile_{i} = cuda.shared.array(({BLOCK}, {definition.obs_leaves[i].shape[0]}), T_obs_{i})")
     names = definition.dtype.names or ()
-    if columns:
+    if has_columns(definition):
         declare += ["local = cuda.local.array(1, T_STATE)"]
         own = [name for name in names if kind.own_params or name not in definition.params]
         load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
@@ -142,15 +146,33 @@ def kernel_source(definition: Definition, kind: Kind) -> str:
         store = [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
     else:
         load, store = ["state = record_at(states, env)"], []
+    store += ["lengths[env] = length", *["rngs[env, 0] = rng[0]"] * keeps_stream]
+    if kind.does == "reset":
+        act = [*_begin_lines(definition), *_observe_lines(definition, kind, "obs", "env")]
+    else:
+        load += ["length = lengths[env]", *["rng[0] = rngs[env, 0]"] * keeps_stream]
+        act = _step_lines(definition, kind)
     parts = {
         "mask": ["if live:", "    live = mask[env] != 0"] * kind.masked,
         "declare": declare,
         "load": load,
+        "act": act,
         "store": store,
-        "act": _reset_lines(definition, kind) if kind.does == "reset" else _step_lines(definition, kind),
         "collect": _collect_lines(definition, tiled),
     }
     return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
+
+
+def uses_chance(definition: Definition) -> bool:
+    """Whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
+    code = definition.step.__code__
+    name = code.co_varnames[code.co_argcount - 1]
+    return name in code.co_cellvars or any(one.argval == name or name in _pair(one) for one in get_instructions(code))
+
+
+def _pair(instruction: Instruction) -> tuple[Any, ...]:
+    """The names of an instruction that loads two at once."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else ()
 
 
 def _tiled(definition: Definition, kind: Kind) -> list[int]:
@@ -167,18 +189,14 @@ def _collect_lines(definition: Definition, tiled: list[int]) -> list[str]:
     """Neighbouring threads write neighbouring bytes."""
     if not tiled:
         return []
-    lines = ["cuda.syncthreads()", "first = cuda.blockIdx.x * BLOCK", "rows = min(BLOCK, count - first)"]
+    lines = ["cuda.syncthreads()", "first = np.uint32(cuda.blockIdx.x) * BLOCK", "rows = min(BLOCK, count - first)"]
     for i in tiled:
-        size = definition.obs_leaves[i].shape[0]
+        size = f"np.uint32({definition.obs_leaves[i].shape[0]})"
         lines += [
             "k = thread", f"while k < rows * {size}:",
             f"    flat_obs_{i}[first * {size} + k] = tile_{i}[k // {size}, k % {size}]", "    k += BLOCK",
         ]  # fmt: skip
     return lines
-
-
-def _reset_lines(definition: Definition, kind: Kind) -> list[str]:
-    return [*_begin_lines(definition), "lengths[env] = length", *_observe_lines(definition, kind, "obs", "env")]
 
 
 def _begin_lines(definition: Definition) -> list[str]:
@@ -193,54 +211,76 @@ def _begin_lines(definition: Definition) -> list[str]:
 
 
 def _step_lines(definition: Definition, kind: Kind) -> list[str]:
-    agents, rolls = definition.num_agents, kind.does == "rollout"
+    """One step, or all those of a rollout."""
+    rolls, agents, mode = kind.does == "rollout", definition.num_agents, kind.mode
     of_agents = [f", {k}" for k in range(agents)] if agents > 1 else [""]
-    at = [f"row{k}" for k in of_agents]
-    ends = {
-        "next_step": ["length = ENDED"],
-        "same_step": [
-            *_observe_lines(definition, kind, "final", "row"), *_begin_lines(definition),
-            *(f"began[{one.replace('row', 'seen_row')}] = True" for one in at if rolls),
-        ],
-        "disabled": ["pass"],
-    }[kind.mode]  # fmt: skip
-    answer = [f"terminated[{one}], truncated[{one}] = ends, cut" for one in at]
-    nothing = [f"reward[{one}], terminated[{one}], truncated[{one}] = 0, False, False" for one in at]
-    nothing += [f"began[{one.replace('row', 'seen_row')}] = True" for one in at if rolls]
-    if kind.tracks:
-        sums = [f"totals[env{k}] = reward[row{k}] + (0 if length == 1 else totals[env{k}])" for k in of_agents]
-        answer += [*sums, *(f"episode_return[{one}] = totals[{one.replace('row', 'env')}]" for one in at)]
-        answer += [f"episode_length[{one}] = length" for one in at]
-        nothing += [f"episode_return[{one}], episode_length[{one}] = 0, 0" for one in at]
-    parts = {"call": _call_lines(definition), "answer": answer, "end": ends}
-    step = fill(STEP, parts).splitlines()
-    if kind.mode == "next_step":
-        step = ["if length == ENDED:", *_in([*nothing, *_begin_lines(definition)]), "else:", *_in(step)]
+    began = [f"began[seen_row{k}] = fresh" for k in of_agents] if rolls else []
+    numbers = {
+        "row": "np.uint64(t) * np.uint64(count) + np.uint64(env)" if rolls else "env",
+        "seen_row": "row + np.uint64(count)" if rolls else "row",
+        "begins": "length == ENDED" if mode == "next_step" else "False",
+        "fresh": {"next_step": "begins", "same_step": "over", "disabled": "False"}[mode],
+    }
+    source = STEP
+    for name, value in numbers.items():
+        source = source.replace(f"{{{name}}}", value)
+    track = [
+        f"totals[env{k}] = reward[row{k}] + (0 if so_far <= 1 else totals[env{k}])\n"
+        f"episode_return[row{k}], episode_length[row{k}] = totals[env{k}], so_far"
+        for k in of_agents
+    ]
     parts = {
-        "first": [f"began[{one.replace('row', 'env')}] = length == 0" for one in at if rolls],
         "choose": _choose_lines(definition, kind) if rolls else [],
-        "begin_or_step": step,
+        "take": _take_lines(definition),
+        "nothing": ["ends, cut = False, False", *_no_reward_lines(definition)],
+        "call": [*_call_lines(definition), "cut = LIMIT > 0 and length >= LIMIT"],
+        "answer": [
+            *["reward[row] = gain"] * (agents == 1),
+            *(f"terminated[row{k}], truncated[row{k}] = ends, cut" for k in of_agents),
+        ],
+        "track": ["so_far = 0 if begins else length", *"\n".join(track).splitlines()] * kind.tracks,
+        "final": ["if over:", *_in(_observe_lines(definition, kind, "final", "row"))] * (mode == "same_step"),
+        "begin": _begin_lines(definition),
+        "end": [*["if over:", "    length = ENDED"] * (mode == "next_step"), *began],
         "observe": _observe_lines(definition, kind, "obs", "seen_row"),
     }
-    source = fill(STEPS.replace("{seen_row}", "row + count" if rolls else "row"), parts).splitlines()
-    return [line for line in source if line]
+    lines = [line for line in fill(source, parts).splitlines() if line]
+    if not rolls:
+        return lines
+    first = [f"began[env{k}] = length == 0" for k in of_agents]
+    begin_policy = [
+        f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64(env) * {agents} + {k}, POLICY_STREAM)"
+        for k in range(agents)
+    ]
+    make = [f"policy_rng = cuda.local.array({agents}, np.uint64)"]
+    return [*make, *begin_policy, *first, "for t in range(steps):", *_in(lines)]
 
 
-def _call_lines(definition: Definition) -> list[str]:
-    lines, values = [], []
+def _take_lines(definition: Definition) -> list[str]:
+    """Read the actions: early, so that they come while other things are looked at."""
+    lines = []
     for i, leaf in enumerate(definition.action_leaves):
         shape = action_shape(leaf, definition.num_agents)
-        values.append(f"given_{i}")
         if shape:
             each = loops(shape, f"given_{i}[{INDICES}] = action_{i}[row, {INDICES}]")
             lines += [f"given_{i} = cuda.local.array({as_tuple(list(map(str, shape)))}, T_wide_{i})", *each]
         else:
             lines.append(f"given_{i} = wide_type_{i}(action_{i}[row])")
+    return lines
+
+
+def _no_reward_lines(definition: Definition) -> list[str]:
+    if definition.num_agents == 1:
+        return ["gain = T_NUMBER(0)"]
+    return ["rewards = reward[row]", *loops((definition.num_agents,), "rewards[i0] = 0")]
+
+
+def _call_lines(definition: Definition) -> list[str]:
+    values = [f"given_{i}" for i, _ in enumerate(definition.action_leaves)]
     action = as_tuple(values) if definition.nested_action else values[0]
     if definition.num_agents == 1:
-        return [*lines, f"gain, ending = step(state, {action}, rng)", "reward[row], ends = gain, bool(ending)"]
-    zeros = loops((definition.num_agents,), "rewards[i0] = 0")
-    return [*lines, "rewards = reward[row]", *zeros, f"ends = bool(step(state, {action}, rewards, rng))"]
+        return [f"value, ending = step(state, {action}, rng)", "gain, ends = T_NUMBER(value), bool(ending)"]
+    return [f"ends = bool(step(state, {action}, rewards, rng))"]
 
 
 def _observe_lines(definition: Definition, kind: Kind, where: str, row: str) -> list[str]:
@@ -258,11 +298,13 @@ def _choose_lines(definition: Definition, kind: Kind) -> list[str]:
     lines, agents = [], definition.num_agents
     for agent in range(agents):
         obs = [f"obs_{i}[{_lane(leaf, agents, agent, True)}]" for i, leaf in enumerate(definition.obs_leaves)]
-        actions = [f"action_{i}[{_lane(leaf, agents, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)]
+        actions = [
+            f"action_{i}[{_lane(leaf, agents, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)
+        ]
         given = [
             as_tuple(obs) if definition.nested_obs else obs[0],
             as_tuple(actions) if definition.nested_action else actions[0],
-            f"policy_rngs[env * {agents} + {agent}]",
+            f"policy_rng[{agent}:{agent + 1}]",
             *(f"policy_param_{i}" for i in range(kind.policy_params)),
         ]
         lines.append(f"policy({', '.join(given)})")
