@@ -69,7 +69,9 @@ def build(definition: Definition, kind: Kind, precision: str, policy: Any = None
     names.update(cuda=cuda, T_STATE=_state_type(dtype), record_at=_record_at())
     names["T_NUMBER"] = np.float32 if single else np.float64
     exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
-    return cuda.jit(**options)(names["kernel"])
+    # Divisions and roots of 32 bits need not be right to the last bit. What the user's functions call (sin, exp) stays
+    # precise: they are compiled without this.
+    return cuda.jit(fastmath=single, **options)(names["kernel"])
 
 
 def explained(definition: Definition, error: Exception) -> Exception:

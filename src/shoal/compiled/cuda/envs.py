@@ -124,8 +124,7 @@ class CudaEnvs:
             arrays["state_bytes"] = _as_bytes(arrays["states"])
         if self.track_episodes:
             arrays["totals"] = arrays["episode_return"]
-        flat = {f"flat_{name}": array.reshape(-1) for name, array in arrays.items() if name.startswith("obs_")}
-        return {**arrays, **flat}
+        return arrays
 
     def _first_seeds(self, seed: int | None) -> Array:
         if seed is None:

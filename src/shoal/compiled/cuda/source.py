@@ -2,7 +2,7 @@
 
 The counterpart of `shoal.compiled.template`. What costs time on a GPU is memory, so everything here is about moving few
 bytes, and neighbours together: the numbers of a state lie in an array each, and in registers while they are worked on;
-params that are the same for all envs are arguments; small observations are collected before they are written.
+params that are the same for all envs are arguments.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from shoal.spaces import Leaf
 
 __all__ = ["BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "narrow"]
 
-BLOCK = 128  # threads that share a tile
-TILE_BYTES = 64  # of one env: what is larger is written where it belongs at once
+BLOCK = 128  # threads of a block
 ENDED = -1  # in place of the length of an episode that is over
 
 
@@ -55,7 +54,6 @@ BODY = """
         {load}
         {act}
         {store}
-    {collect}
 """
 # What both branches of an `if` would store is stored behind it: a warp whose threads disagree goes through both.
 STEP = """
@@ -109,7 +107,6 @@ def arguments(definition: Definition, kind: Kind) -> list[str]:
         names += ["began", "policy_seed", *(f"policy_param_{i}" for i in range(kind.policy_params))]
     names += ["mask"] if kind.masked else []
     names += [f"obs_{i}" for i, _ in enumerate(definition.obs_leaves)]
-    names += [f"flat_obs_{i}" for i in _tiled(definition, kind)]
     if not has_columns(definition):
         return [*names, "states", "state_bytes"]
     return [*names, *(f"field_{name}" for name in definition.dtype.names or ())]
@@ -119,9 +116,8 @@ def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
     """The names that the source of a kernel needs beside functions; `dtype` is that of a state."""
     cleared = min((dtype.fields[name][1] for name in definition.params), default=dtype.itemsize) if dtype.fields else 0
     return {
-        "np": np, "BLOCK": np.uint32(BLOCK), "ENDED": np.int32(ENDED), "POLICY_STREAM": np.int64(STREAM),
+        "np": np, "ENDED": np.int32(ENDED), "POLICY_STREAM": np.int64(STREAM),
         "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
-        **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
         **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
         **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
     }  # fmt: skip
@@ -133,10 +129,8 @@ def kernel_source(definition: Definition, kind: Kind) -> str:
     It calls reset, step, observe, begin_stream, record_at and, for a rollout, policy; these and `cuda`, T_STATE,
     T_NUMBER and the `constants` are to be given along with it.
     """
-    tiled, keeps_stream = _tiled(definition, kind), uses_chance(definition)
-    declare = ["rng = cuda.local.array(1, np.uint64)", *["thread = np.uint32(cuda.threadIdx.x)"] * bool(tiled)]
-    for i in tiled:
-        declare.append(f"tile_{i} = cuda.shared.array(({BLOCK}, {definition.obs_leaves[i].shape[0]}), T_obs_{i})")
+    keeps_stream = uses_chance(definition)
+    declare = ["rng = cuda.local.array(1, np.uint64)"]
     names = definition.dtype.names or ()
     if has_columns(definition):
         declare += ["local = cuda.local.array(1, T_STATE)"]
@@ -148,7 +142,7 @@ def kernel_source(definition: Definition, kind: Kind) -> str:
         load, store = ["state = record_at(states, env)"], []
     store += ["lengths[env] = length", *["rngs[env, 0] = rng[0]"] * keeps_stream]
     if kind.does == "reset":
-        act = [*_begin_lines(definition), *_observe_lines(definition, kind, "obs", "env")]
+        act = [*_begin_lines(definition), *_observe_lines(definition, "obs", "env")]
     else:
         load += ["length = lengths[env]", *["rng[0] = rngs[env, 0]"] * keeps_stream]
         act = _step_lines(definition, kind)
@@ -158,7 +152,6 @@ def kernel_source(definition: Definition, kind: Kind) -> str:
         "load": load,
         "act": act,
         "store": store,
-        "collect": _collect_lines(definition, tiled),
     }
     return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
 
@@ -173,30 +166,6 @@ def uses_chance(definition: Definition) -> bool:
 def _pair(instruction: Instruction) -> tuple[Any, ...]:
     """The names of an instruction that loads two at once."""
     return instruction.argval if isinstance(instruction.argval, tuple) else ()
-
-
-def _tiled(definition: Definition, kind: Kind) -> list[int]:
-    """The leaves of observations that are collected before they are written."""
-    if kind.does != "step" or kind.masked or definition.num_agents > 1:
-        return []
-    leaves = enumerate(definition.obs_leaves)
-    return [
-        i for i, leaf in leaves if len(leaf.shape) == 1 and 1 < leaf.shape[0] * leaf.dtype.itemsize <= TILE_BYTES
-    ]  # fmt: skip
-
-
-def _collect_lines(definition: Definition, tiled: list[int]) -> list[str]:
-    """Neighbouring threads write neighbouring bytes."""
-    if not tiled:
-        return []
-    lines = ["cuda.syncthreads()", "first = np.uint32(cuda.blockIdx.x) * BLOCK", "rows = min(BLOCK, count - first)"]
-    for i in tiled:
-        size = f"np.uint32({definition.obs_leaves[i].shape[0]})"
-        lines += [
-            "k = thread", f"while k < rows * {size}:",
-            f"    flat_obs_{i}[first * {size} + k] = tile_{i}[k // {size}, k % {size}]", "    k += BLOCK",
-        ]  # fmt: skip
-    return lines
 
 
 def _begin_lines(definition: Definition) -> list[str]:
@@ -239,17 +208,17 @@ def _step_lines(definition: Definition, kind: Kind) -> list[str]:
             *(f"terminated[row{k}], truncated[row{k}] = ends, cut" for k in of_agents),
         ],
         "track": ["so_far = 0 if begins else length", *"\n".join(track).splitlines()] * kind.tracks,
-        "final": ["if over:", *_in(_observe_lines(definition, kind, "final", "row"))] * (mode == "same_step"),
+        "final": ["if over:", *_in(_observe_lines(definition, "final", "row"))] * (mode == "same_step"),
         "begin": _begin_lines(definition),
         "end": [*["if over:", "    length = ENDED"] * (mode == "next_step"), *began],
-        "observe": _observe_lines(definition, kind, "obs", "seen_row"),
+        "observe": _observe_lines(definition, "obs", "seen_row"),
     }
     lines = [line for line in fill(source, parts).splitlines() if line]
     if not rolls:
         return lines
     first = [f"began[env{k}] = length == 0" for k in of_agents]
     begin_policy = [
-        f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64(env) * {agents} + {k}, POLICY_STREAM)"
+        f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64(env) * np.uint64({agents}) + np.uint64({k}), POLICY_STREAM)"
         for k in range(agents)
     ]
     make = [f"policy_rng = cuda.local.array({agents}, np.uint64)"]
@@ -283,12 +252,11 @@ def _call_lines(definition: Definition) -> list[str]:
     return [f"ends = bool(step(state, {action}, rewards, rng))"]
 
 
-def _observe_lines(definition: Definition, kind: Kind, where: str, row: str) -> list[str]:
-    lines, values, tiled = [], [], _tiled(definition, kind)
+def _observe_lines(definition: Definition, where: str, row: str) -> list[str]:
+    lines, values = [], []
     for i, leaf in enumerate(definition.obs_leaves):
-        target = f"tile_{i}[thread]" if where == "obs" and i in tiled else f"{where}_{i}[{row}]"
         zeros = loops(row_shape(leaf, definition.num_agents), f"seen_{i}[{INDICES}] = 0")
-        lines += [f"seen_{i} = {target}", *zeros]
+        lines += [f"seen_{i} = {where}_{i}[{row}]", *zeros]
         values.append(f"seen_{i}")
     return [*lines, f"observe(state, {as_tuple(values) if definition.nested_obs else values[0]})"]
 
