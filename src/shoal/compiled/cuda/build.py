@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled import numba_random, random
-from shoal.compiled.cuda.source import Kind, constants, kernel_source, narrow
+from shoal.compiled.cuda.source import Kind, constants, kernel_source, launch_bounds, narrow
 from shoal.compiled.env import Definition
 from shoal.compiled.random import EPISODE, GAMMA, MASK
 from shoal.compiled.rebuild import Rebuilder
@@ -71,7 +71,8 @@ def build(definition: Definition, kind: Kind, precision: str, policy: Any = None
     exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
     # Divisions and roots of 32 bits need not be right to the last bit. What the user's functions call (sin, exp) stays
     # precise: they are compiled without this.
-    return cuda.jit(fastmath=single, **options)(names["kernel"])
+    bounds = {} if simulated() or debug else {"launch_bounds": launch_bounds(definition)}
+    return cuda.jit(fastmath=single, **bounds, **options)(names["kernel"])
 
 
 def explained(definition: Definition, error: Exception) -> Exception:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from shoal.checks import check_choice, whole_number
 from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of, zeros
 from shoal.compiled.cuda.build import build, driver, explained, missing, simulated
-from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, narrow
+from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, length_type, narrow
 from shoal.compiled.env import Definition, define
 from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.pool_envs import find_class
@@ -111,8 +111,8 @@ class CudaEnvs:
         self._number = np.float32 if self.precision == "single" else np.float64
         self._dtype = narrow(definition.dtype) if self.precision == "single" else definition.dtype
         host: dict[str, Array] = {
-            "seeds": self._first_seeds(seed), "episodes": np.full(count, -1, np.int64),
-            "rngs": np.zeros((count, 1), np.uint64), "lengths": np.zeros(count, np.int32),
+            "streams": self._first_streams(seed), "rngs": np.zeros((count, 1), np.uint64),
+            "lengths": np.zeros(count, length_type(definition)),
         }  # fmt: skip
         states = definition.new_states(count).astype(self._dtype)
         if not has_columns(definition):
@@ -126,11 +126,15 @@ class CudaEnvs:
             arrays["totals"] = arrays["episode_return"]
         return arrays
 
-    def _first_seeds(self, seed: int | None) -> Array:
+    def _first_streams(self, seed: int | None) -> Array:
+        """Of each env its seed, and the number of its next episode."""
+        streams = np.zeros((self.num_envs, 2), np.uint64)
         if seed is None:
-            return np.array(np.frombuffer(secrets.token_bytes(8 * self.num_envs), np.uint64))
-        lanes = np.arange(self.num_envs, dtype=np.uint64) * np.uint64(self.num_agents)
-        return np.asarray(np.uint64(int(seed) % 2**64) + lanes)
+            streams[:, 0] = np.frombuffer(secrets.token_bytes(8 * self.num_envs), np.uint64)
+        else:
+            streams[:, 0] = np.arange(self.num_envs, dtype=np.uint64) * np.uint64(self.num_agents)
+            streams[:, 0] += np.uint64(int(seed) % 2**64)
+        return streams
 
     def _answers(self, steps: int, seen: int = 1) -> dict[str, Any]:
         """Zeros for what so many steps answer, and for `seen` rows of observations."""
@@ -212,8 +216,7 @@ class CudaEnvs:
         if seed is not None:
             if mask is not None:
                 raise BadCall("reset: a seed is for all envs, so it goes without a mask")
-            self._arrays["seeds"].copy_to_device(self._first_seeds(seed))
-            self._arrays["episodes"].copy_to_device(np.full(self.num_envs, -1, np.int64))
+            self._arrays["streams"].copy_to_device(self._first_streams(seed))
         given = {} if mask is None else {"mask": self._mask(mask)}
         self._launcher(self._kind("reset", masked=mask is not None), given)(self._streams.use(self._streams.current))
         return self.obs
@@ -223,11 +226,10 @@ class CudaEnvs:
         at = np.array([i for i, seed in enumerate(seeds) if seed is not None], np.int64)
         if not len(at):
             return
-        given = np.array([int(seed) % 2**64 for seed in seeds if seed is not None], np.uint64)
-        for name, values in (("seeds", given), ("episodes", np.full(len(at), -1))):
-            whole = np.asarray(self._arrays[name].copy_to_host())
-            whole[at] = values
-            self._arrays[name].copy_to_device(whole)
+        whole = np.asarray(self._arrays["streams"].copy_to_host())
+        whole[at] = 0
+        whole[at, 0] = np.array([int(seed) % 2**64 for seed in seeds if seed is not None], np.uint64)
+        self._arrays["streams"].copy_to_device(whole)
 
     def step(self, actions: Any) -> tuple[Any, DeviceArray, DeviceArray, DeviceArray]:
         """Step all envs: (obs, reward, terminated, truncated), which are always the same arrays.
@@ -421,7 +423,7 @@ class CudaEnvs:
             raise AttributeError(f"{self.definition.name} has no field {name!r}: its fields are {fields}")
 
     def _saved_names(self) -> list[str]:
-        names = ["seeds", "episodes", "rngs", "lengths"]
+        names = ["streams", "rngs", "lengths"]
         names += ["episode_return", "episode_length"] if self.track_episodes else []
         own = ["states"] if not has_columns(self.definition) else [f"field_{name}" for name in self._dtype.names or ()]
         return [*names, *own]

@@ -18,9 +18,12 @@ from shoal.compiled.policy import STREAM
 from shoal.compiled.template import INDICES, action_shape, as_tuple, fill, loops, row_shape, wide_type
 from shoal.spaces import Leaf
 
-__all__ = ["BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "narrow"]
+__all__ = [
+    "BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "launch_bounds", "length_type", "narrow",
+]  # fmt: skip
 
 BLOCK = 128  # threads of a block
+WARPS = 48  # of a multiprocessor, which hide the time that memory takes; envs with few numbers need no more registers
 ENDED = -1  # in place of the length of an episode that is over
 
 
@@ -84,6 +87,18 @@ def has_columns(definition: Definition) -> bool:
     return all(definition.dtype[name].shape == () for name in names) and len(names) <= 32
 
 
+def launch_bounds(definition: Definition) -> tuple[int, ...]:
+    """Threads of a block, and, of kernels that mostly wait for memory, how many blocks are to run at once."""
+    small = has_columns(definition) and len(definition.dtype.names or ()) <= 16
+    return (BLOCK, WARPS * 32 // BLOCK) if small else (BLOCK,)
+
+
+def length_type(definition: Definition) -> type[np.signedinteger[Any]]:
+    """Of the number of an episode's steps: small, because it is read and written at each step."""
+    limit = definition.max_episode_steps
+    return np.int16 if limit is not None and limit < 2**15 - 1 else np.int32
+
+
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same with floats of 32 bits."""
     if dtype.fields:
@@ -97,7 +112,7 @@ def _narrow_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]
 
 def arguments(definition: Definition, kind: Kind) -> list[str]:
     """The names of a kernel's arguments, in order."""
-    names = ["count", "seeds", "episodes", "rngs", "lengths"]
+    names = ["count", "streams", "rngs", "lengths"]
     if kind.does != "reset":
         names += ["steps", "reward", "terminated", "truncated"]
         names += [f"action_{i}" for i, _ in enumerate(definition.action_leaves)]
@@ -175,7 +190,8 @@ def _begin_lines(definition: Definition) -> list[str]:
     else:
         clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
     return [
-        "episodes[env] += 1", *clear, "begin_stream(rng, seeds[env], episodes[env])", "reset(state, rng)", "length = 0",
+        *clear, "begin_stream(rng, streams[env, 0], streams[env, 1])", "streams[env, 1] += np.uint64(1)",
+        "reset(state, rng)", "length = 0",
     ]  # fmt: skip
 
 
@@ -217,12 +233,11 @@ def _step_lines(definition: Definition, kind: Kind) -> list[str]:
     if not rolls:
         return lines
     first = [f"began[env{k}] = length == 0" for k in of_agents]
-    begin_policy = [
-        f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64(env) * np.uint64({agents}) + np.uint64({k}), POLICY_STREAM)"
-        for k in range(agents)
-    ]
     make = [f"policy_rng = cuda.local.array({agents}, np.uint64)"]
-    return [*make, *begin_policy, *first, "for t in range(steps):", *_in(lines)]
+    make += [f"policy_seed += np.uint64(env) * np.uint64({agents})"]
+    for k in range(agents):
+        make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64({k}), POLICY_STREAM)")
+    return [*make, *first, "for t in range(steps):", *_in(lines)]
 
 
 def _take_lines(definition: Definition) -> list[str]:
