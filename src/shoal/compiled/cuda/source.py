@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 BLOCK = 128  # threads of a block
-WARPS = 48  # of a multiprocessor, which hide the time that memory takes; envs with few numbers need no more registers
+WARPS = 64  # of a multiprocessor: they hide the time that memory takes, and envs with few numbers need few registers
 ENDED = -1  # in place of the length of an episode that is over
 
 
