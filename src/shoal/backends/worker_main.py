@@ -25,6 +25,7 @@ from shoal.block import BuildError, build_envs, close_envs
 from shoal.group_stepper import make_stepper
 from shoal.measurement import time_steps
 from shoal.messages import StepperConfig
+from shoal.ranks import hide_forked_mpi
 from shoal.remote import dumps, pack_error
 from shoal.slab import Layout, Slab
 
@@ -161,6 +162,7 @@ def _leave_with_caller(fd: int) -> None:
 def _work(connection: Connection, assignment: Assignment) -> None:
     os.environ.clear()
     os.environ.update(assignment.environ)
+    hide_forked_mpi()
     procs.found_family(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
