@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "LAUNCHER_VARIABLES", "MpiRanks", "Ranks", "RayRanks", "TorchRanks", "current", "hide_forked_mpi", "mpi_rank",
-    "rank_path", "rank_seed", "without_launcher",
+    "LAUNCHER_VARIABLES", "MpiRanks", "Ranks", "RayRanks", "RayTrainRanks", "TorchRanks", "current",
+    "hide_forked_mpi", "mpi_rank", "rank_path", "rank_seed", "without_launcher",
 ]  # fmt: skip
 
 SEED_STEP = 10_000  # from one rank's seed to the next one's, as in OpenAI Baselines
@@ -185,6 +185,29 @@ class RayRanks(Ranks):
         return np.stack(rows)
 
 
+class RayTrainRanks(Ranks):
+    """The workers of Ray Train, where they have no torch.distributed: the first exchange makes them a group.
+
+    Args:
+        context: `ray.train.get_context()`.
+    """
+
+    GROUP = "shoal"
+
+    def __init__(self, context: Any):
+        super().__init__(context.get_world_rank(), context.get_world_size())
+        self._group: RayRanks | None = None
+
+    def exchange(self, values: Floats) -> Floats:
+        """By Ray's allgather."""
+        if self._group is None:
+            collective = _import("ray.util.collective", "Ray's ranks need ray", "ray")
+            if not collective.is_group_initialized(self.GROUP):
+                collective.init_collective_group(self.size, self.rank, backend="gloo", group_name=self.GROUP)
+            self._group = RayRanks(self.GROUP)
+        return self._group.exchange(values)
+
+
 def current() -> Ranks:
     """The ranks that this process is one of: torch.distributed's or Ray's, if in use, those of mpiexec, or it alone.
 
@@ -196,9 +219,22 @@ def current() -> Ranks:
     collective = sys.modules.get("ray.util.collective.collective")
     if collective is not None and collective.is_group_initialized("default"):
         return RayRanks()
+    context = _train_context()
+    if context is not None:
+        return RayTrainRanks(context)
     if _told_by_launcher(os.environ) is not None:
         return MpiRanks()
     return Ranks()
+
+
+def _train_context() -> Any:
+    """Ray Train's, in one of several workers of it."""
+    train = sys.modules.get("ray.train")
+    try:
+        context = None if train is None else train.get_context()
+    except RuntimeError:  # Ray is here, but this is no worker of its Train
+        return None
+    return context if context is not None and (context.get_world_size() or 1) > 1 else None
 
 
 def rank_seed(seed: int | None, ranks: Ranks | None = None) -> int | None:
