@@ -273,11 +273,17 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hide_forked_mpi() -> None:
-    """In a process that was forked from a rank: let nobody use the rank's MPI, which two processes cannot share."""
+    """In a process that was forked from a rank: let nobody use the rank's MPI, which two processes cannot share.
+
+    The environment must have been cleared: here it is cleared of what MPI has put there behind Python's back.
+    """
     if "mpi4py.MPI" in sys.modules:
         hidden = _Hidden("mpi4py.MPI")
         sys.modules["mpi4py.MPI"] = hidden
         vars(sys.modules["mpi4py"])["MPI"] = hidden
+        clear = getattr(importlib.import_module("ctypes").CDLL(None), "clearenv", None)  # not on every system
+        if clear is not None:
+            clear()
 
 
 class _Hidden(ModuleType):

@@ -161,8 +161,8 @@ def _leave_with_caller(fd: int) -> None:
 
 def _work(connection: Connection, assignment: Assignment) -> None:
     os.environ.clear()
-    os.environ.update(assignment.environ)
     hide_forked_mpi()
+    os.environ.update(assignment.environ)
     procs.found_family(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")

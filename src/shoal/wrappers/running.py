@@ -57,8 +57,8 @@ class RunningMeanStd:
         """Take in a batch of which only this is known."""
         total = self.count + count
         delta = mean - self.mean
-        share = count / total
-        self.var = self.var * (1.0 - share) + var * share + delta * delta * (share * (1.0 - share))
+        share, rest = count / total, self.count / total  # 1 - share would lose what a small count has to say
+        self.var = self.var * rest + var * share + delta * delta * (share * rest)
         self.mean = self.mean + delta * share
         self.count = total
         if self._fresh is not None:
@@ -104,7 +104,7 @@ def merge_ranks(statistics: Sequence[RunningMeanStd], ranks: Ranks) -> None:
     """Let these statistics be those of all that all ranks have seen: all ranks call it, with the same ones.
 
     What is new since the last merge is gathered and taken in rank by rank, so that all ranks get the same bits, and
-    nothing counts twice, the start included.
+    nothing counts twice, the start included. What they knew before `keep_apart` was called must be the same everywhere.
 
     Raises:
         ValueError: on every rank, if they had different statistics to begin with.
