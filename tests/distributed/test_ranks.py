@@ -154,7 +154,7 @@ def test_ppo_on_ranks_learns(count: int, backend: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     returns = [float(found) for found in re.findall(rf"mean return ([\d.]+) on {count} ranks", done.stdout)]
     assert len(returns) == 2  # of rank 0 alone
-    assert returns[-1] > 45  # chance gets 22
+    assert returns[-1] > 40  # chance gets 22
     # Each rank has seen 8 envs' first observations and 64 more for each update.
     assert f"statistics of {count * 8 * (1 + 64 * 16)} observations are the same on all ranks" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {f"{rank}.monitor.csv" for rank in range(count)}
