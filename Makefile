@@ -7,11 +7,11 @@ BENCH_VENV := .venv-bench
 TF_VENV := .venv-tf
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo test test-native test-twin test-tf lint types faults soak bench bench-graph sanitize clean
+.PHONY: help demo test test-native test-twin test-gpu test-tf lint types faults soak bench bench-graph sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
-	@echo "make test      set up and run all tests: with the C core, with its Python twin, and those of TensorFlow"
+	@echo "make test      set up and run all tests: with the C core, its Python twin, a simulated GPU, and TensorFlow"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
@@ -44,7 +44,7 @@ demo: $(VENV)/.ready
 
 # Most tests wait for something: more jobs than cores.
 JOBS ?= 4
-test: test-native test-twin test-tf
+test: test-native test-twin test-gpu test-tf
 
 test-native: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
@@ -52,6 +52,10 @@ test-native: $(VENV)/.ready
 # The same suite over the twin, less what has no core in it.
 test-twin: $(VENV)/.ready
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults
+
+# Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
+test-gpu: $(VENV)/.ready
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/gpu
 
 # TF-Agents needs pins of its own, and the CPU build of TensorFlow; gymnax wants an older Gymnasium than the other tests.
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)

@@ -65,9 +65,9 @@ class Pool:
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
             processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
-            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU, whose
-            answers are copied to the host; `shoal.compiled.cuda` leaves them there), or "auto", which measures the env
-            and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
+            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU;
+            answers are copied to the host, and `shoal.compiled.cuda` leaves them there), or "auto", which measures the
+            env and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
             recycle_after say that envs may do terrible things); `pool.plan` says what and why.
         num_workers: by default the cores that this process may use.
         batch_size: how many lanes `recv` waits for; by default all.

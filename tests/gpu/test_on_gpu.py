@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,3 +185,12 @@ def test_exceptions_are_seen_in_debug_mode() -> None:
     envs.step(np.zeros(2, int))
     with pytest.raises(RuntimeError, match="Failing raised on the GPU; run it with backend"):
         envs.step(np.zeros(2, int))
+
+
+def test_the_example_of_the_docs() -> None:
+    pytest.importorskip("torch", reason="the example uses PyTorch")
+    text = (Path(__file__).parents[2] / "docs" / "compiled.md").read_text()
+    (example,) = re.findall(r"```python cupy\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert "[65, 4096, 4]" in done.stdout
