@@ -42,6 +42,9 @@ demo: $(VENV)/.ready
 	$(BIN)/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
 	@echo "The plot is in demo/cartpole.png"
 
+# Jobs, and the workers and scripts that tests start, would compile the same files again and again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Most tests wait for something: more jobs than cores.
 JOBS ?= 4
 test: test-native test-twin test-gpu test-tf

@@ -26,7 +26,8 @@ def main() -> None:
     torch.set_num_threads(1)  # the network is small, and the cores are for the envs
 
     envs = make_vec_env("CartPole-v1", options.envs, seed=options.seed, vec_env_cls=SubprocVecEnv)
-    eval_envs = make_vec_env("CartPole-v1", 4, seed=options.seed + 1000, vec_env_cls=SubprocVecEnv)
+    # As many as episodes in an evaluation: all of them at once.
+    eval_envs = make_vec_env("CartPole-v1", 20, seed=options.seed + 1000, vec_env_cls=SubprocVecEnv)
     good_enough = StopTrainingOnRewardThreshold(reward_threshold=490, verbose=1)
     callback = EvalCallback(
         eval_envs, callback_on_new_best=good_enough, eval_freq=4096 // options.envs, n_eval_episodes=20, verbose=0

@@ -14,11 +14,15 @@ import pytest
 
 import shoal
 from envs import CountEnv
+from shoal.backends import launch
 
 BACKENDS = ("serial", "threads", "processes", "hybrid")
 
 # A runner in the background ignores Ctrl-C, and what it starts would inherit that; these tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A worker imports the module that its env's class is from. Where that is a test, most of it would be these two.
+launch.PRELOAD += ["pytest", "hypothesis.strategies"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -22,6 +22,8 @@ from shoal import Pool
 
 ISOLATED = ("processes", "hybrid")
 HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+# In /dev/shm, where other programs come and go as well: of shared_memory, multiprocessing's arrays and locks, tempfile.
+NAMES_BY_PYTHON = ("psm_", "pym-", "sem.mp-", "tmp", "shoal")
 
 
 # ---- processes -----------------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class Traces:
             frozenset(workers_of(os.getpid())),
             len(os.listdir("/proc/self/fd")),
             frozenset(id(thread) for thread in threading.enumerate() if thread.name.startswith("shoal")),
-            frozenset(os.listdir("/dev/shm")),
+            frozenset(name for name in os.listdir("/dev/shm") if name.startswith(NAMES_BY_PYTHON)),
         )
 
     def beyond(self, before: Traces) -> list[str]:

@@ -15,8 +15,8 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -821,8 +821,9 @@ def run(backend: str, restarts: bool, setup: Setup, program: Program) -> None:
     machine = Machine(backend, restarts, setup)
     first: Program = [("reset", {"lanes": None, "seed": 10, "options": None})] if setup.reset else []
     try:
-        for name, drawn in first + program:
-            with interrupted_after(HANGS):
+        with Watchdog(HANGS) as dog:
+            for name, drawn in first + program:
+                dog.next_line()
                 machine.run(name, drawn)
     except Exception as error:
         # Where luck has a part in it, a program cannot be run again to see what went before.
@@ -832,27 +833,41 @@ def run(backend: str, restarts: bool, setup: Setup, program: Program) -> None:
         machine.end()
 
 
-@contextmanager
-def interrupted_after(seconds: float) -> Iterator[None]:
-    """Ctrl-C, if it takes longer: nothing else gets through to a caller who steps envs itself, for ever."""
-    fired = []
+class Watchdog:
+    """Ctrl-C, if a line takes longer: nothing else gets through to a caller who steps envs itself, for ever.
 
-    def fire() -> None:
-        fired.append(True)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    One thread watches all lines of a program. To start one for each would take longer than most lines do.
+    """
 
-    timer = threading.Timer(seconds, fire)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not fired:
-            raise
-        raise TimeoutError(f"it was not done after {seconds:g} s") from None
-    finally:
-        timer.cancel()
-        timer.join()
+    def __init__(self, seconds: float):
+        self._seconds, self._began = seconds, time.monotonic()
+        self._over, self._fired = threading.Event(), False
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._over.wait(max(0.0, self._began + self._seconds - time.monotonic())):
+            if time.monotonic() >= self._began + self._seconds:
+                self._fired = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                return
+
+    def next_line(self) -> None:
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._fired and kind is KeyboardInterrupt:
+            raise TimeoutError(f"it was not done after {self._seconds:g} s") from None
+
+
+def test_who_hangs_is_interrupted() -> None:
+    with pytest.raises(TimeoutError, match=r"not done after 0\.2 s"), Watchdog(0.2):
+        threading.Event().wait(LONG)
 
 
 def check(backend: str, restarts: bool, examples: int) -> None:

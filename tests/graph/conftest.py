@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+
+import pytest
 
 NEEDS = {
     "test_torch.py": ["torch"],
@@ -22,3 +25,13 @@ collect_ignore = [
 
 # Before anybody imports JAX: code that runs once need not be good.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where several tests make the same program, JAX compiles it for the first of them only."""
+    if "jax" in sys.modules:
+        jax = sys.modules["jax"]
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 import shoal
 from envs import SPACES, CountEnv, FailEnv, SpaceEnv
+from graph.plain_envs import PictureEnv, SteadyEnv, ThirdEnv
 from shoal import Pool
 
 torch = pytest.importorskip("torch", reason="shoal.graph.torch needs PyTorch")
@@ -372,19 +372,6 @@ def test_a_graph_serves_every_env_of_the_same_shape_and_is_compiled_once() -> No
         assert compiler.frame_count == 2
 
 
-class SteadyEnv(gymnasium.Env[Any, Any]):
-    """Always answers the same, as what checks operators by calling them again and again expects."""
-
-    observation_space = spaces.Dict(a=spaces.Box(0.0, 1.0, (2,), np.float32), b=spaces.Discrete(3))
-    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return {"a": np.full(2, 0.25, np.float32), "b": 2}, {}
-
-    def step(self, action: Any) -> Any:
-        return {"a": np.full(2, 0.5, np.float32), "b": 1}, 1.5, False, False, {}
-
-
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_the_operators_pass_the_checks_of_torch(needs_grad: bool) -> None:
     with TorchEnv(Pool(SteadyEnv, 3, backend="serial")) as env:
@@ -397,13 +384,6 @@ def test_the_operators_pass_the_checks_of_torch(needs_grad: bool) -> None:
 
 
 # ---- errors --------------------------------------------------------------------------------------------------
-
-
-class ThirdEnv(FailEnv):
-    """Raises a KeyError in a step with action 3."""
-
-    def __init__(self) -> None:
-        super().__init__(error=KeyError("no such joint"), length=1000)
 
 
 @pytest.mark.parametrize("backend", [None, "eager", "aot_eager", "inductor"])
@@ -526,17 +506,6 @@ def graph_numbers() -> set[int]:
 
 
 # ---- memory --------------------------------------------------------------------------------------------------
-
-
-class PictureEnv(CountEnv):
-    """A CountEnv whose pictures are filled with the step."""
-
-    def __init__(self, size: int = 50_000, dtype: Any = np.uint8):
-        super().__init__(length=1000)
-        self.observation_space = spaces.Box(0, 255, (size,), dtype)
-
-    def _observation(self) -> Any:
-        return np.full(self.observation_space.shape, self.steps, self.observation_space.dtype)
 
 
 def pictures(num_envs: int, backend: Any = "serial", **env_kwargs: Any) -> TorchEnv:
