@@ -2,7 +2,7 @@
 
 - limit: one compiled loop for each thread, over its own envs, that meets nobody and keeps no books
 - Pool.step, shoal.make: one call from Python for each step of all envs
-- rollout: `Pool.rollout("random", 64)`, all steps in one call
+- rollout: `Pool.rollout("random", 64, out=...)`, all steps in one call, into the same arrays again
 - EnvPool: its own CartPole in C++, with the same number of threads, and with one where there are few envs
 
 Everybody writes observations, rewards and flags at each step, and resets by himself. `--start` measures the first use
@@ -105,10 +105,13 @@ def contenders(num_envs: int, threads: int, actions: Any) -> dict[str, Callable[
     envs = shoal.make(CartPole, num_envs, **options)
     envs.reset(seed=0)
     rolled = shoal.Pool(CartPole, num_envs, seed=0, **options)
+    kept = rolled.rollout("random", STEPS)
     field: dict[str, Callable[[int], None]] = {
         "Shoal Pool.step": _stepping(pool.step, actions),
         "shoal.make": _stepping(envs.step, actions),
-        "Pool.rollout": lambda units: [rolled.rollout("random", STEPS, seed=i) for i in range(units)] and None,
+        "Pool.rollout": lambda units: (
+            [rolled.rollout("random", STEPS, seed=i, out=kept) for i in range(units)] and None
+        ),
     }
     try:
         import envpool

@@ -401,7 +401,15 @@ class Pool:
 
     # ---- rollouts --------------------------------------------------------------------------------------------
 
-    def rollout(self, policy: Any, steps: int, *, params: Sequence[Any] = (), seed: int | None = None) -> Rollout:
+    def rollout(
+        self,
+        policy: Any,
+        steps: int,
+        *,
+        params: Sequence[Any] = (),
+        seed: int | None = None,
+        out: Rollout | None = None,
+    ) -> Rollout:
         """Step all envs so many times by a policy, and keep everything; goes on where the envs are.
 
         With backend="compiled" and a policy that can be compiled, or "random", no Python runs until it is over.
@@ -411,12 +419,14 @@ class Pool:
                 "random".
             params: arrays that a `shoal.compiled.policy` gets.
             seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
+            out: an earlier rollout of as many steps, whose arrays are written again, and which is returned: fresh
+                memory costs more than quick envs take to fill it.
 
         Raises:
             EnvError: an env raised; under backend="compiled" all must be reset then.
         """
         self._check_usable()
-        return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed)
+        return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed, out)
 
     def last_answer(self) -> Batch:
         """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""

@@ -49,22 +49,39 @@ class Rollout:
 class _Record:
     """The arrays of a rollout while they are being filled."""
 
-    def __init__(self, pool: Any, steps: int):
+    def __init__(self, pool: Any, steps: int, out: Rollout | None):
         self.lanes, self.steps = pool.num_envs, steps
         self.spaces: tuple[Space[Any], Space[Any]] = (pool.single_observation_space, pool.single_action_space)
         self.obs_leaves = array_leaves("observation", self.spaces[0], "a rollout")
         self.action_leaves = array_leaves("action", self.spaces[1], "a rollout")
-        self.obs = [self._array(leaf, steps + 1) for leaf in self.obs_leaves]
-        self.actions = [self._array(leaf, steps) for leaf in self.action_leaves]
+        self._out = out
+        self.obs = self._arrays("obs", self.obs_leaves, steps + 1)
+        self.actions = self._arrays("actions", self.action_leaves, steps)
         with_finals = pool.autoreset == "same_step"
-        self.finals = [self._array(leaf, steps) for leaf in self.obs_leaves] if with_finals else None
-        self.reward, self.episode_return = np.zeros((2, steps, self.lanes))
-        self.episode_length = np.zeros((steps, self.lanes), np.int64)
-        self.terminated, self.truncated = np.zeros((2, steps, self.lanes), np.bool_)
-        self.began = np.zeros((steps + 1, self.lanes), np.bool_)
+        self.finals = self._arrays("final_obs", self.obs_leaves, steps) if with_finals else None
+        for array in (self.finals or []) if out is not None else []:
+            array.fill(0)
+        self.reward, self.episode_return = self._flat("reward", np.float64), self._flat("episode_return", np.float64)
+        self.episode_length = self._flat("episode_length", np.int64)
+        self.terminated, self.truncated = self._flat("terminated", np.bool_), self._flat("truncated", np.bool_)
+        self.began = self._array("began", (), (steps + 1, self.lanes), np.dtype(np.bool_))
 
-    def _array(self, leaf: Leaf, rows: int) -> Array:
-        return np.zeros((rows, self.lanes, *leaf.shape), leaf.dtype)
+    def _flat(self, name: str, dtype: Any) -> Array:
+        return self._array(name, (), (self.steps, self.lanes), np.dtype(dtype))
+
+    def _arrays(self, name: str, leaves: Sequence[Leaf], rows: int) -> list[Array]:
+        return [self._array(name, leaf.path, (rows, self.lanes, *leaf.shape), leaf.dtype) for leaf in leaves]
+
+    def _array(self, name: str, path: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if self._out is None:
+            return np.zeros(shape, dtype)
+        try:
+            found = get_path(getattr(self._out, name), path)
+        except (AttributeError, KeyError, IndexError, TypeError):
+            found = None
+        if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, dtype):
+            raise BadCall(f"rollout: out must be an earlier rollout of {self.steps} steps of such a pool")
+        return found
 
     def seen(self, t: int) -> Any:
         """What the policy sees at step t."""
@@ -86,6 +103,8 @@ class _Record:
                     array[t, lane] = get_path(final, leaf.path)
 
     def finish(self) -> Rollout:
+        if self._out is not None:
+            return self._out
         return Rollout(
             assemble(self.spaces[0], self.obs), assemble(self.spaces[1], self.actions), self.reward, self.terminated,
             self.truncated, self.began, self.episode_return, self.episode_length,
@@ -93,7 +112,7 @@ class _Record:
         )  # fmt: skip
 
 
-def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None) -> Rollout:
+def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, out: Rollout | None = None) -> Rollout:
     """See Pool.rollout."""
     from shoal.compiled.policy import is_policy, streams
 
@@ -107,7 +126,7 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None) 
     given = [np.ascontiguousarray(np.atleast_1d(param)) for param in params]
     if given and not is_policy(policy):
         raise BadCall("rollout: params are for a compiled.policy; let any other function know them by itself")
-    record = _Record(pool, steps)
+    record = _Record(pool, steps, out)
     first = pool.last_answer()
     record.write(record.obs, record.obs_leaves, 0, first.obs)
     record.began[0] = first.began

@@ -171,3 +171,23 @@ def test_a_policy_that_cannot_be_compiled_is_named() -> None:
     with shoal.Pool(CartPole, 2, backend="compiled") as pool:
         with pytest.raises(shoal.BadEnv, match=r"wrong cannot be compiled: .*action\[0\] = \"left\""):
             pool.rollout(wrong, 3)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+@pytest.mark.parametrize("backend", ["serial", "compiled"])
+def test_arrays_of_an_earlier_rollout_are_written_again(backend: Any, mode: Any) -> None:
+    with (
+        shoal.Pool(Nested, 3, backend=backend, autoreset=mode, seed=0) as reusing,
+        shoal.Pool(Nested, 3, backend=backend, autoreset=mode, seed=0) as fresh,
+    ):
+        kept = reusing.rollout("random", 9, seed=1)
+        fresh.rollout("random", 9, seed=1)
+        for seed in (2, 3):
+            again = reusing.rollout("random", 9, seed=seed, out=kept)
+            assert again is kept
+            other = fresh.rollout("random", 9, seed=seed)
+            for mine, theirs in zip(arrays(kept), arrays(other), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+        for steps, out in ((8, kept), (9, "nonsense")):
+            with pytest.raises(shoal.BadCall, match=f"an earlier rollout of {steps} steps"):
+                reusing.rollout("random", steps, out=out)  # type: ignore[arg-type]
