@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from shoal.compiled.cuda.build import driver, simulated
 
-__all__ = ["DeviceArray", "Streams", "bindings", "is_capturing", "pointer_of", "zeros"]
+__all__ = ["DeviceArray", "Streams", "bindings", "is_capturing", "pointer_of"]
 
 CUDA_DEVICE = 2  # as DLPack numbers kinds of devices
 LEGACY_STREAM = 1
@@ -41,6 +41,36 @@ class Streams:
         if handle != self.current:
             self.use(handle)
         return handle
+
+    # Copies go on the stream that was used last: one of PyTorch's would not wait for the default one, nor that for it.
+
+    @property
+    def last(self) -> Any:
+        """Numba's stream that was used last."""
+        return self.use(self.current)
+
+    def fetch(self, array: Any) -> npt.NDArray[Any]:
+        """A copy of an array in the host's memory."""
+        found: npt.NDArray[Any] = np.asarray(array.copy_to_host(stream=self.last))
+        if not simulated():
+            self.last.synchronize()
+        return found
+
+    def put(self, array: Any, values: npt.NDArray[Any]) -> None:
+        """Overwrite an array by one of the host's."""
+        array.copy_to_device(values, stream=self.last)
+        if not simulated():
+            self.last.synchronize()  # the host's memory may be gone next
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        """A new array on the GPU."""
+        cuda = driver()
+        if simulated():
+            return cuda.to_device(np.zeros(shape, dtype))
+        array = cuda.device_array(shape, dtype)
+        if array.size:
+            cuda.cudadrv.driver.device_memset(array, 0, array.nbytes, stream=self.last)
+        return array
 
     def let_wait(self, other: int) -> None:
         """Make another stream wait for what was launched on the current one."""
@@ -104,8 +134,7 @@ class DeviceArray:
 
     def numpy(self) -> npt.NDArray[Any]:
         """A copy in the host's memory."""
-        found: npt.NDArray[Any] = np.asarray(self.array.copy_to_host(stream=self.streams.use(self.streams.current)))
-        return found
+        return self.streams.fetch(self.array)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -149,14 +178,3 @@ def pointer_of(array: Any) -> tuple[Any, int]:
     if cupy is not None and isinstance(array, cupy.ndarray):
         stream = int(cupy.cuda.get_current_stream().ptr)
     return (*described["data"], described["typestr"], described["shape"], described.get("strides")), stream
-
-
-def zeros(shape: Any, dtype: Any) -> Any:
-    """An array of Numba's on the GPU."""
-    cuda = driver()
-    if simulated():
-        return cuda.to_device(np.zeros(shape, dtype))
-    array = cuda.device_array(shape, dtype)
-    if array.size:
-        cuda.cudadrv.driver.device_memset(array, 0, array.nbytes)
-    return array

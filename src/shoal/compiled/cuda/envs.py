@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.checks import check_choice, whole_number
-from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of, zeros
+from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, driver, explained, missing, simulated
 from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, length_type, narrow
 from shoal.compiled.env import Definition, define
@@ -27,6 +27,7 @@ from shoal.spaces import assemble, get_path
 __all__ = ["CudaEnvs"]
 
 Array = npt.NDArray[Any]
+MOST_SEEN = 1024
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,9 @@ class CudaEnvs:
         self._kernels: dict[Any, Any] = {}
         self._graphs: Any = None
         self._arrays = self._allocate(seed)
+        if not simulated():
+            driver().synchronize()  # other streams do not wait for the default one, by which all this was copied
+            self._device = driver().current_context().device.id
         self._seen: set[Any] = set()  # actions that were stepped by once
         self.obs = self._nested("obs")
         self.final_obs = self._nested("final") if autoreset == "same_step" else None
@@ -111,7 +115,7 @@ class CudaEnvs:
         self._number = np.float32 if self.precision == "single" else np.float64
         self._dtype = narrow(definition.dtype) if self.precision == "single" else definition.dtype
         host: dict[str, Array] = {
-            "streams": self._first_streams(seed), "rngs": np.zeros((count, 1), np.uint64),
+            "seeds": self._first_seeds(seed), "rngs": np.zeros((count, 1), np.uint64),
             "lengths": np.zeros(count, length_type(definition)),
         }  # fmt: skip
         states = definition.new_states(count).astype(self._dtype)
@@ -126,31 +130,32 @@ class CudaEnvs:
             arrays["totals"] = arrays["episode_return"]
         return arrays
 
-    def _first_streams(self, seed: int | None) -> Array:
+    def _first_seeds(self, seed: int | None) -> Array:
         """Of each env its seed, and the number of its next episode."""
-        streams = np.zeros((self.num_envs, 2), np.uint64)
+        seeds = np.zeros((self.num_envs, 2), np.uint64)
         if seed is None:
-            streams[:, 0] = np.frombuffer(secrets.token_bytes(8 * self.num_envs), np.uint64)
+            seeds[:, 0] = np.frombuffer(secrets.token_bytes(8 * self.num_envs), np.uint64)
         else:
-            streams[:, 0] = np.arange(self.num_envs, dtype=np.uint64) * np.uint64(self.num_agents)
-            streams[:, 0] += np.uint64(int(seed) % 2**64)
-        return streams
+            seeds[:, 0] = np.arange(self.num_envs, dtype=np.uint64) * np.uint64(self.num_agents)
+            seeds[:, 0] += np.uint64(int(seed) % 2**64)
+        return seeds
 
     def _answers(self, steps: int, seen: int = 1) -> dict[str, Any]:
         """Zeros for what so many steps answer, and for `seen` rows of observations."""
         agents, rows, leaves = self.num_agents, steps * self.num_envs, self.definition.obs_leaves
         flat = (rows,) if agents == 1 else (rows, agents)
         made: dict[str, Any] = {
-            f"obs_{i}": zeros((seen * self.num_envs, *row_shape(leaf, agents)), leaf.dtype)
+            f"obs_{i}": self._streams.zeros((seen * self.num_envs, *row_shape(leaf, agents)), leaf.dtype)
             for i, leaf in enumerate(leaves)
         }
-        made["reward"] = zeros(flat, self._number)
-        made["terminated"], made["truncated"] = zeros(flat, np.bool_), zeros(flat, np.bool_)
+        made["reward"] = self._streams.zeros(flat, self._number)
+        made["terminated"], made["truncated"] = self._streams.zeros(flat, np.bool_), self._streams.zeros(flat, np.bool_)
         if self.autoreset == "same_step":
             for i, leaf in enumerate(leaves):
-                made[f"final_{i}"] = zeros((rows, *row_shape(leaf, agents)), leaf.dtype)
+                made[f"final_{i}"] = self._streams.zeros((rows, *row_shape(leaf, agents)), leaf.dtype)
         if self.track_episodes:
-            made["episode_return"], made["episode_length"] = zeros(flat, self._number), zeros(flat, np.int32)
+            made["episode_return"] = self._streams.zeros(flat, self._number)
+            made["episode_length"] = self._streams.zeros(flat, np.int32)
         return made
 
     def _nested(self, kind: str, arrays: Mapping[str, Any] | None = None, steps: int | None = None) -> Any:
@@ -216,9 +221,9 @@ class CudaEnvs:
         if seed is not None:
             if mask is not None:
                 raise BadCall("reset: a seed is for all envs, so it goes without a mask")
-            self._arrays["streams"].copy_to_device(self._first_streams(seed))
+            self._streams.put(self._arrays["seeds"], self._first_seeds(seed))
         given = {} if mask is None else {"mask": self._mask(mask)}
-        self._launcher(self._kind("reset", masked=mask is not None), given)(self._streams.use(self._streams.current))
+        self._launcher(self._kind("reset", masked=mask is not None), given)(self._streams.last)
         return self.obs
 
     def reseed(self, seeds: Sequence[int | None]) -> None:
@@ -226,10 +231,10 @@ class CudaEnvs:
         at = np.array([i for i, seed in enumerate(seeds) if seed is not None], np.int64)
         if not len(at):
             return
-        whole = np.asarray(self._arrays["streams"].copy_to_host())
+        whole = self._streams.fetch(self._arrays["seeds"])
         whole[at] = 0
         whole[at, 0] = np.array([int(seed) % 2**64 for seed in seeds if seed is not None], np.uint64)
-        self._arrays["streams"].copy_to_device(whole)
+        self._streams.put(self._arrays["seeds"], whole)
 
     def step(self, actions: Any) -> tuple[Any, DeviceArray, DeviceArray, DeviceArray]:
         """Step all envs: (obs, reward, terminated, truncated), which are always the same arrays.
@@ -250,6 +255,8 @@ class CudaEnvs:
         if key is None or simulated() or self._debug or is_capturing(handle):
             return
         if key not in self._seen:
+            if len(self._seen) > MOST_SEEN:  # somebody brings new arrays all the time
+                self._seen.clear()
             self._seen.add(key)
             return
         self._seen.discard(key)
@@ -293,9 +300,14 @@ class CudaEnvs:
         if isinstance(value, DeviceArray):
             return value.array
         if pointer_of(value)[0] is None:
-            return driver().to_device(np.ascontiguousarray(value, dtype))
+            return driver().to_device(np.ascontiguousarray(value, dtype), stream=self._streams.last)
         if hasattr(value, "block_until_ready"):
             value.block_until_ready()
+        elif hasattr(value, "get_device") and value.get_device() != self._device:
+            raise BadAction(
+                f"the array lies on GPU {value.get_device()}, and the envs on GPU {self._device}: choose one GPU for both by "
+                "CUDA_VISIBLE_DEVICES"
+            )
         return driver().as_cuda_array(value.detach() if hasattr(value, "detach") else value, sync=False)
 
     def _mask(self, mask: Any) -> Any:
@@ -323,7 +335,7 @@ class CudaEnvs:
         if self.autoreset == "disabled":
             raise BadCall("rollout: episodes must begin by themselves; make the envs with another autoreset")
         choose, values = self._policy(policy, params)
-        stream = self._streams.use(self._streams.current)
+        stream = self._streams.last
         arrays = self._room(steps) if out is None else self._reused(out, steps)
         for i, _ in enumerate(self.definition.obs_leaves):  # the first row is what is seen now
             arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"], stream=stream)
@@ -339,9 +351,9 @@ class CudaEnvs:
         made, agents = self._answers(steps, steps + 1), self.num_agents
         for i, leaf in enumerate(self.definition.action_leaves):
             shape = leaf.shape if agents == 1 else (agents, *leaf.shape)
-            made[f"action_{i}"] = zeros((steps * self.num_envs, *shape), leaf.dtype)
+            made[f"action_{i}"] = self._streams.zeros((steps * self.num_envs, *shape), leaf.dtype)
         rows = (steps + 1) * self.num_envs
-        made["began"] = zeros((rows,) if agents == 1 else (rows, agents), np.bool_)
+        made["began"] = self._streams.zeros((rows,) if agents == 1 else (rows, agents), np.bool_)
         return made
 
     def _reused(self, out: Rollout, steps: int) -> dict[str, Any]:
@@ -399,8 +411,8 @@ class CudaEnvs:
         if has_columns(self.definition):
             if name in self.definition.params and not self._own_params:
                 return np.full(self.num_envs, self._default(name), self._dtype[name])
-            return np.asarray(self._arrays[f"field_{name}"].copy_to_host())
-        return np.asarray(self._arrays["states"].copy_to_host())[name]
+            return self._streams.fetch(self._arrays[f"field_{name}"])
+        return self._streams.fetch(self._arrays["states"])[name]
 
     def set(self, name: str, values: Any) -> None:
         """Set a field or a param: one value for all envs, or one for each."""
@@ -411,11 +423,11 @@ class CudaEnvs:
             if name in self.definition.params:
                 self._own_params = True
                 self._forget_graphs()
-            self._arrays[f"field_{name}"].copy_to_device(np.ascontiguousarray(whole))
+            self._streams.put(self._arrays[f"field_{name}"], np.ascontiguousarray(whole))
         else:
-            states = np.asarray(self._arrays["states"].copy_to_host())
+            states = self._streams.fetch(self._arrays["states"])
             states[name] = whole
-            self._arrays["states"].copy_to_device(states)
+            self._streams.put(self._arrays["states"], states)
 
     def _check_field(self, name: str) -> None:
         if name not in (self._dtype.names or ()):
@@ -423,14 +435,14 @@ class CudaEnvs:
             raise AttributeError(f"{self.definition.name} has no field {name!r}: its fields are {fields}")
 
     def _saved_names(self) -> list[str]:
-        names = ["streams", "rngs", "lengths"]
+        names = ["seeds", "rngs", "lengths"]
         names += ["episode_return", "episode_length"] if self.track_episodes else []
         own = ["states"] if not has_columns(self.definition) else [f"field_{name}" for name in self._dtype.names or ()]
         return [*names, *own]
 
     def save(self) -> dict[str, Array]:
         """The state of all envs, as arrays in the host's memory with a row for each."""
-        saved = {name: np.asarray(self._arrays[name].copy_to_host()) for name in self._saved_names()}
+        saved = {name: self._streams.fetch(self._arrays[name]) for name in self._saved_names()}
         if "states" in saved:  # as plain bytes, which go into any file
             saved["states"] = saved["states"].view(np.uint8).reshape(self.num_envs, -1)
         return saved
@@ -442,13 +454,13 @@ class CudaEnvs:
             new = np.asarray(saved[name])
             rows = new if mask is None else np.where(np.reshape(mask, (-1, *[1] * (old.ndim - 1))), new, old)
             whole = np.ascontiguousarray(rows, old.dtype)
-            self._arrays[name].copy_to_device(whole.view(self._dtype).reshape(-1) if name == "states" else whole)
+            self._streams.put(self._arrays[name], whole.view(self._dtype).reshape(-1) if name == "states" else whole)
         if any(f"field_{name}" in present for name in self.definition.params):
             self._own_params = self._own_params or self._params_differ()
             self._forget_graphs()
 
     def _params_differ(self) -> bool:
-        columns = {name: self._arrays[f"field_{name}"].copy_to_host() for name in self.definition.params}
+        columns = {name: self._streams.fetch(self._arrays[f"field_{name}"]) for name in self.definition.params}
         return any((column != self._dtype[name].type(self._default(name))).any() for name, column in columns.items())
 
     def close(self) -> None:

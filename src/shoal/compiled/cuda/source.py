@@ -112,7 +112,7 @@ def _narrow_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]
 
 def arguments(definition: Definition, kind: Kind) -> list[str]:
     """The names of a kernel's arguments, in order."""
-    names = ["count", "streams", "rngs", "lengths"]
+    names = ["count", "seeds", "rngs", "lengths"]
     if kind.does != "reset":
         names += ["steps", "reward", "terminated", "truncated"]
         names += [f"action_{i}" for i, _ in enumerate(definition.action_leaves)]
@@ -190,7 +190,7 @@ def _begin_lines(definition: Definition) -> list[str]:
     else:
         clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
     return [
-        *clear, "begin_stream(rng, streams[env, 0], streams[env, 1])", "streams[env, 1] += np.uint64(1)",
+        *clear, "begin_stream(rng, seeds[env, 0], seeds[env, 1])", "seeds[env, 1] += np.uint64(1)",
         "reset(state, rng)", "length = 0",
     ]  # fmt: skip
 
