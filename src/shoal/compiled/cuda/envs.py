@@ -305,8 +305,8 @@ class CudaEnvs:
             value.block_until_ready()
         elif hasattr(value, "get_device") and value.get_device() != self._device:
             raise BadAction(
-                f"the array lies on GPU {value.get_device()}, and the envs on GPU {self._device}: choose one GPU for both by "
-                "CUDA_VISIBLE_DEVICES"
+                f"the array lies on GPU {value.get_device()}, and the envs on GPU {self._device}: choose one GPU for "
+                "both by CUDA_VISIBLE_DEVICES"
             )
         return driver().as_cuda_array(value.detach() if hasattr(value, "detach") else value, sync=False)
 
