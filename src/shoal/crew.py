@@ -92,11 +92,10 @@ class Crew:
             self._pickled = [b""] * own + pickle_env_fns(env_fns[own:], own + self._first)
             self._registry = registry_additions()
         for index, (start, stop) in enumerate(self._env_blocks):
-            own = env_fns[start:stop]
             if self._backend == "threads":
-                self.workers.append(ThreadWorker(index, *self.blocks[index], own))
+                self.workers.append(ThreadWorker(index, *self.blocks[index], env_fns[start:stop]))
             elif self._backend in ("serial", *BATCHED) or (self._backend == "hybrid" and index == 0):
-                self.workers.append(InlineWorker(index, *self.blocks[index], own))
+                self.workers.append(InlineWorker(index, *self.blocks[index], env_fns[start:stop]))
             else:
                 self.workers.append(self._new_isolated(index, self._start_method))
                 self._take_in(self.workers[-1])
@@ -206,9 +205,7 @@ class Crew:
         """What the twin rings (one per worker) and sleeps on."""
         return self._bells, self._pool_bell
 
-    def watch(
-        self, ring: Callable[[int], None], cry: Callable[[], None], step_timeout: float | None = None
-    ) -> None:
+    def watch(self, ring: Callable[[int], None], cry: Callable[[], None], step_timeout: float | None = None) -> None:
         """Begin to watch over those that live elsewhere. `ring` wakes a worker, `cry` the pool."""
         self._ring, self._cry = ring, cry
         for worker in self.workers:

@@ -28,10 +28,10 @@ from shoal import native
 from shoal.backends.base import Worker
 from shoal.backends.inline import SilentBell
 from shoal.backends.mail import unpack
-from shoal.backends.wire import COUNTERS, HOST_LIVES, Wire, is_words, pack_words, run_of, unpack_words
+from shoal.backends.wire import COUNTERS, HOST_LIVES, Answer, Wire, is_words, pack_words, run_of, unpack_words
 from shoal.deadline import Deadline
 from shoal.errors import ShoalError, WorkerDied
-from shoal.messages import STATUS_FINAL, Order, StepperConfig, Summary
+from shoal.messages import Order, StepperConfig, Summary
 from shoal.native import counters, twin
 from shoal.slab import Slab
 
@@ -142,11 +142,13 @@ class FarWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._slab, self._wire = slab, Wire(slab.layout)
+        self._slab, self._wire = slab, Wire(slab)
         mine = slice(self.start, self.stop)
         self._sent = slab.array("requested")[mine].copy()
-        self._base = {name: slab.array(name)[self.index].copy() for name in COUNTERS}
-        self._lane_base = slab.array("lane_stats")[mine].copy()
+        self._rows = {name: slab.array(name)[self.index] for name in COUNTERS}
+        self._base = {name: row.copy() for name, row in self._rows.items()}
+        lanes = slab.array("lane_stats")[mine].copy()
+        self._lane_base = lanes if lanes.any() else None  # an earlier host's
         self._core = native.Block(
             slab, self.index, self.start, self.stop, 0, False, twin.ACTION_CALL, (),
             [None] * (self.stop - self.start), None, (None,) * 6, pool_bell, self.bell,
@@ -186,7 +188,7 @@ class FarWorker(Worker):
     def _with_rows(self, order: Order) -> tuple[Order, dict[str, Array] | None]:
         """An order, and what the caller has seen last, which no new host knows."""
         seen = order.last_slot < self._slab.layout.frames
-        return order, self._wire.last_rows(self._slab, order.last_slot, order.lane) if seen else None
+        return order, self._wire.last_rows(order.last_slot, order.lane) if seen else None
 
     def receive(self, deadline: Deadline) -> Any:
         try:
@@ -217,7 +219,7 @@ class FarWorker(Worker):
     def _request(self, lanes: Array, sequences: Array) -> None:
         commands, self._commands = self._commands, []
         self._posted_ns[self._number] = time.monotonic_ns()
-        self.post(self._wire.request(self._slab, self._number, lanes, sequences, commands))
+        self.post(self._wire.request(self._number, lanes, sequences, commands))
         self._number += 1
 
     def post(self, data: bytes) -> None:
@@ -251,46 +253,37 @@ class FarWorker(Worker):
             self._outbox.put(unpack(letter))
         now = time.monotonic_ns()
         posted = self._posted_ns.pop(answer.number, now)
-        lanes = answer.lanes
-        if len(lanes):
-            self._write_rows(answer, lanes)
-            self._core.publish(np.ascontiguousarray(lanes), now)  # the last lane of an env last, as they are here
         self._count(answer, now - posted)
+        if len(answer.lanes):
+            self._wire.write_answer(answer)
+            # The last lane of an env last, as they are here. And nothing after it: who is woken by it needs the GIL.
+            self._core.publish(np.ascontiguousarray(answer.lanes), now)
 
-    def _write_rows(self, answer: Any, lanes: Array) -> None:
-        slab, at = self._slab, run_of(lanes)
-        slots = slab.array("slot")[lanes]
-        frame_at = (int(slots[0]), at) if (slots == slots[0]).all() else (slots, lanes)
-        for name, values in answer.kept.items():
-            slab.array(name)[at] = values
-        for name, values in answer.rows.items():
-            slab.array(name)[frame_at] = values
-        if answer.finals:
-            ended = (answer.rows["status"] & STATUS_FINAL) != 0
-            for name, values in answer.finals.items():
-                slab.array(name)[slots[ended], lanes[ended]] = values
-
-    def _count(self, answer: Any, underway_ns: int) -> None:
+    def _count(self, answer: Answer, underway_ns: int) -> None:
         """Take the host's counters over. What it counts starts with it, ours with the pool. The way there and back
         counts as the time that it takes to wake a worker."""
-        stats = self._slab.array("stats")[self.index]
-        waking = stats[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
-        for name in COUNTERS:
-            self._slab.array(name)[self.index] = self._base[name] + answer.counters[name]
-        stats[[counters.STAT_AT, counters.STAT_SINCE_NS]] = 0
+        for name, row in self._rows.items():
+            if name == "stats":
+                waking = row[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
+            np.add(self._base[name], answer.counters[name], out=row)
+        stats = self._rows["stats"]
+        stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
         stats[counters.STAT_WAKE_NS] = waking
-        if len(answer.lanes):
-            lanes, own = answer.lanes, answer.lanes - self.start
-            rows = self._lane_base[own] + answer.lane_stats
-            longest = counters.LANE_LONGEST_NS
-            rows[:, longest] = np.maximum(self._lane_base[own, longest], answer.lane_stats[:, longest])
-            self._slab.array("lane_stats")[lanes] = rows
+        if count := len(answer.lanes):
+            stats[counters.STAT_STEPS] -= count  # which `publish` adds
+            stats[counters.STAT_PASSES] -= 1
+            rows, base = answer.lane_stats, self._lane_base
+            if base is not None:
+                base = base[answer.lanes - self.start]
+                rows = rows + base
+                longest = counters.LANE_LONGEST_NS
+                rows[:, longest] = np.maximum(base[:, longest], answer.lane_stats[:, longest])
+            self._wire.arrays["lane_stats"][run_of(answer.lanes)] = rows
 
     def _show(self, at: int, age_ns: int, stack: str) -> None:
         """Which env the host is busy with, for how long, and what its thread is doing."""
-        stats = self._slab.array("stats")[self.index]
         if self.waiting:
-            stats[[counters.STAT_SINCE_NS, counters.STAT_AT]] = time.monotonic_ns() - age_ns, at
+            self._rows["stats"][[counters.STAT_SINCE_NS, counters.STAT_AT]] = time.monotonic_ns() - age_ns, at
         self._stacks.put(stack)
 
     def lose(self, lost: Lost) -> None:
@@ -314,7 +307,7 @@ class FarWorker(Worker):
         self._office.deliver(self, Lost(why, self._at_work()))
 
     def _at_work(self) -> int | None:
-        at = abs(int(self._slab.array("stats")[self.index, counters.STAT_AT])) if self._state == "running" else 0
+        at = abs(int(self._rows["stats"][counters.STAT_AT])) if self._state == "running" else 0
         return at - 1 if at else None
 
     def death(self) -> WorkerDied:

@@ -7,8 +7,9 @@ spaces, and the rows from the lanes that stand in the message.
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from shoal.messages import STATUS_FINAL
 from shoal.native import counters
-from shoal.slab import FRAME_FIELDS, Layout, Slab
+from shoal.slab import FRAME_FIELDS, Slab
 
 __all__ = ["ANSWER", "REQUEST", "Answer", "Request", "Wire", "is_words", "pack_words", "unpack_words"]
 
@@ -81,7 +82,6 @@ class Answer(NamedTuple):
     number: int
     busy_ns: int
     lanes: Array
-    sequences: Array
     kept: dict[str, Array]
     rows: dict[str, Array]
     finals: dict[str, Array]
@@ -94,11 +94,14 @@ class Wire:
     """Packs and unpacks the rows of one pool's lanes.
 
     Args:
-        layout: of the slab on this side; both sides have the same fields, though not as many lanes.
+        slab: the one on this side; both sides have the same fields, though not as many lanes.
     """
 
-    def __init__(self, layout: Layout):
-        fields = layout.fields
+    def __init__(self, slab: Slab):
+        fields = slab.layout.fields
+        # Made once: views cost more than what is copied.
+        self.arrays = {name: slab.array(name) for name in fields}
+        self._workers = slab.layout.workers
         one_piece = "obs_rows" in fields
         obs = ["obs_rows"] if one_piece else [name for name in fields if name.startswith("obs.")]
         names = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *obs]
@@ -108,13 +111,13 @@ class Wire:
         self._finals = {n: (f.dtype, f.shape[2:]) for n, f in fields.items() if n.startswith("final.")}
         self._counters = {name: (fields[name].dtype, fields[name].shape[1:]) for name in COUNTERS}
 
-    def request(self, slab: Slab, number: int, lanes: Array, sequences: Array, commands: Sequence[bytes]) -> bytes:
+    def request(self, number: int, lanes: Array, sequences: Array, commands: Sequence[bytes]) -> bytes:
         """What these lanes of the slab are asked, as a message."""
         at = run_of(lanes)
         mail = pickle.dumps(list(commands)) if commands else b""
         return _joined(REQUEST, (number, len(lanes), len(mail)), [
-            lanes, sequences, slab.array("op")[at],
-            *(slab.array(name)[at] for name in (*self._kept, *self._actions)),
+            lanes, sequences, self.arrays["op"][at],
+            *(self.arrays[name][at] for name in (*self._kept, *self._actions)),
             mail,
         ])  # fmt: skip
 
@@ -128,18 +131,16 @@ class Wire:
         mail: list[bytes] = pickle.loads(reader.rest(mail_size)) if mail_size else []
         return Request(number, lanes, sequences, ops, kept, actions, mail)
 
-    def answer(self, slab: Slab, number: int, busy_ns: int, lanes: Array, mail: Sequence[bytes]) -> bytes:
+    def answer(self, number: int, busy_ns: int, lanes: Array, mail: Sequence[bytes]) -> bytes:
         """What these lanes of the slab have answered, as a message."""
-        at = run_of(lanes)
-        slots = slab.array("slot")[lanes]
-        frame_at = (int(slots[0]), at) if len(lanes) and (slots == slots[0]).all() else (slots, lanes)
-        ended = (slab.array("status")[slots, lanes] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)
-        finals = [slab.array(name)[slots[ended], lanes[ended]] for name in self._finals] if ended.any() else []
+        arrays, at = self.arrays, run_of(lanes)
+        slots, frame_at = self.frame_of(lanes, at)
+        ended = (arrays["status"][slots, lanes] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)
+        finals = [arrays[name][slots[ended], lanes[ended]] for name in self._finals] if ended.any() else []
         letters = pickle.dumps(list(mail)) if mail else b""
         return _joined(ANSWER, (number, len(lanes), len(letters), busy_ns), [
-            lanes, slab.array("requested")[at],
-            *(slab.array(name)[at] for name in self._kept), *(slab.array(name)[frame_at] for name in self.rows),
-            *finals, slab.array("lane_stats")[at], *(_summed(slab, name) for name in COUNTERS),
+            lanes, *(arrays[name][at] for name in self._kept), *(arrays[name][frame_at] for name in self.rows),
+            *finals, arrays["lane_stats"][at], *(self._summed(name) for name in COUNTERS),
             letters,
         ])  # fmt: skip
 
@@ -147,18 +148,46 @@ class Wire:
         """What `answer` has packed."""
         reader = _Reader(data, 4)
         number, count, mail_size, busy_ns = reader.numbers
-        lanes, sequences = reader.take(np.int64, count), reader.take(np.uint64, count)
+        lanes = reader.take(np.int64, count)
         kept, rows = reader.take_all(self._kept, count), reader.take_all(self.rows, count)
         ended = int(np.count_nonzero(rows["status"] & STATUS_FINAL)) if self._finals else 0
         finals = reader.take_all(self._finals, ended) if ended else {}
         lane_stats = reader.take(np.int64, count, (counters.LANE_STATS,))
         sums = {name: reader.take(dtype, 1, shape)[0] for name, (dtype, shape) in self._counters.items()}
         mail = pickle.loads(reader.rest(mail_size)) if mail_size else []
-        return Answer(number, busy_ns, lanes, sequences, kept, rows, finals, lane_stats, sums, mail)
+        return Answer(number, busy_ns, lanes, kept, rows, finals, lane_stats, sums, mail)
 
-    def last_rows(self, slab: Slab, slot: int, lane: int) -> dict[str, Array]:
+    def write_answer(self, answer: Answer) -> None:
+        """Put it where whoever reads the slab looks for it."""
+        arrays, lanes = self.arrays, answer.lanes
+        at = run_of(lanes)
+        slots, frame_at = self.frame_of(lanes, at)
+        for name, values in answer.kept.items():
+            arrays[name][at] = values
+        for name, values in answer.rows.items():
+            arrays[name][frame_at] = values
+        if answer.finals:
+            ended = (answer.rows["status"] & STATUS_FINAL) != 0
+            for name, values in answer.finals.items():
+                arrays[name][slots[ended], lanes[ended]] = values
+
+    def frame_of(self, lanes: Array, at: Any) -> tuple[Array, Any]:
+        """The slots of these lanes, and an index of their rows in the frames."""
+        slots = self.arrays["slot"][lanes]
+        return slots, (int(slots[0]), at) if len(lanes) and (slots == slots[0]).all() else (slots, lanes)
+
+    def last_rows(self, slot: int, lane: int) -> dict[str, Array]:
         """What a lane has answered in a frame, for a new env that shall repeat it."""
-        return {name: slab.array(name)[slot, lane].copy() for name in self.rows}
+        return {name: self.arrays[name][slot, lane].copy() for name in self.rows}
+
+    def _summed(self, name: str) -> Array:
+        """The counters of all workers of a slab together; a host is busy when its workers are, on average."""
+        if self._workers == 1:
+            return self.arrays[name][0]  # type: ignore[no-any-return]
+        found: Array = self.arrays[name].sum(axis=0)
+        if name == "stats":
+            found[[counters.STAT_BUSY_NS, counters.STAT_RESET_NS]] //= self._workers
+        return found
 
 
 def run_of(lanes: Array) -> Any:
@@ -172,18 +201,10 @@ def _ascending(lanes: Array) -> bool:
     return bool((np.diff(lanes) == 1).all())
 
 
-def _summed(slab: Slab, name: str) -> Array:
-    """The counters of all workers of a slab together; a host is busy when its workers are, on average."""
-    found: Array = slab.array(name).sum(axis=0)
-    if name == "stats":
-        found[counters.STAT_BUSY_NS] //= slab.layout.workers
-        found[counters.STAT_RESET_NS] //= slab.layout.workers
-    return found
-
-
 def _joined(kind: bytes, numbers: Sequence[int], parts: Sequence[Any]) -> bytes:
     head = kind + np.array(numbers, np.int64).tobytes()
-    return b"".join([head, *(part if isinstance(part, bytes) else np.ascontiguousarray(part) for part in parts)])
+    pieces: list[Any] = [part if isinstance(part, bytes) else np.ascontiguousarray(part) for part in parts]
+    return b"".join([head, *pieces])
 
 
 class _Reader:
@@ -195,12 +216,12 @@ class _Reader:
 
     def take(self, dtype: Any, count: int, shape: tuple[int, ...] = ()) -> Array:
         dtype = np.dtype(dtype)
-        items = count * int(np.prod(shape, dtype=np.int64))
+        items = count * math.prod(shape)
         found: Array = np.frombuffer(self._data, dtype, items, self._at) if items else np.zeros(0, dtype)
         self._at += items * dtype.itemsize
-        return found.reshape(count, *shape)
+        return found.reshape(count, *shape) if shape else found
 
-    def take_all(self, fields: dict[str, tuple[Any, tuple[int, ...]]], count: int) -> dict[str, Array]:
+    def take_all(self, fields: Mapping[str, tuple[Any, tuple[int, ...]]], count: int) -> dict[str, Array]:
         return {name: self.take(dtype, count, shape) for name, (dtype, shape) in fields.items()}
 
     def rest(self, size: int) -> Any:

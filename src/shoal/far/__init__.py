@@ -1,1 +1,1 @@
-"""Pools whose envs live on other machines: hosts, and who carries messages to them. Imported when a pool asks for it."""
+"""Envs of a pool that live elsewhere: their hosts, and who carries messages to them. Imported when a pool asks."""

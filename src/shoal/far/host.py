@@ -27,7 +27,7 @@ from shoal.adapters.gymnasium import install_registry
 from shoal.backends.base import Worker
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.mail import pack
-from shoal.backends.wire import HOST_LIVES, Request, Wire, is_words, pack_words, unpack_words
+from shoal.backends.wire import HOST_LIVES, Request, Wire, is_words, pack_words, run_of, unpack_words
 from shoal.backends.worker_main import dumps_summary
 from shoal.crew import Crew
 from shoal.deadline import NEVER, Deadline
@@ -82,7 +82,7 @@ class Host:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether the envs are stepped by whoever polls, so that one message after the other is all that can be done."""
+        """Whether the envs are stepped by whoever polls, so that only one message after the other can be done."""
         return self._crew is None or self._crew.inline is not None
 
     def admit(self, data: Any) -> None:
@@ -181,7 +181,7 @@ class Host:
         except ShoalError as error:
             self._answers.append(pack_words("failed", error))
             return
-        self._slab, self._wire, self._spin_ns = slab, Wire(layout), spin_ns
+        self._slab, self._wire, self._spin_ns = slab, Wire(slab), spin_ns
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._state, self._status, self._slot = slab.array("pending"), slab.array("status"), slab.array("slot")
         self._owner = self._crew.owner_of_lanes()
@@ -206,8 +206,9 @@ class Host:
         for command in request.commands:
             self._obey(job, *cloudpickle.loads(command))
         if job.left:
+            at = run_of(job.lanes)
             for name, rows in (request.kept | request.actions).items():
-                self._slab.array(name)[job.lanes] = rows[new]
+                self._wire.arrays[name][at] = rows[new]
             # One less, since posting them moves them on: so they are the numbers by which the pool knows the answers.
             self._requested[job.lanes] = self._answered[job.lanes] = request.sequences[new] - np.uint64(1)
             self._job_of[job.lanes] = job.number
@@ -247,11 +248,11 @@ class Host:
             notes.append(self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER))
         letters = [pack(notes), *job.letters] if notes else job.letters
         busy_ns = time.monotonic_ns() - job.since_ns
-        self._answers.append(self._wire.answer(self._slab, job.number, busy_ns, job.lanes, letters))
+        self._answers.append(self._wire.answer(job.number, busy_ns, job.lanes, letters))
 
     def _worker(self, lane: int) -> Worker:
         assert self._crew is not None
-        return self._crew.workers[self._owner[lane]]
+        return self._crew.workers[int(self._owner[lane])]
 
     # ---- commands ----------------------------------------------------------------------------------------------
 
@@ -278,7 +279,7 @@ class Host:
             return order
         slot = int(self._slot[order.lane])
         for name, row in last.items():
-            self._slab.array(name)[slot, order.lane] = row
+            self._wire.arrays[name][slot, order.lane] = row
         return order._replace(last_slot=slot)
 
     def _call(self, name: str, ticket: int, lanes: Sequence[int], *args: Any) -> bytes:

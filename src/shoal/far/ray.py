@@ -1,4 +1,4 @@
-"""Blocks of envs in the actors of a Ray cluster: one call of an actor, with one buffer each way, is a batch of its lanes.
+"""Blocks of envs in the actors of a Ray cluster: one call of an actor, with one buffer each way, is a batch of it.
 
 Several calls of one actor may be under way; Ray brings the next message while the actor still steps, which is how the
 network's time is hidden.
@@ -20,7 +20,6 @@ import numpy as np
 
 from shoal.backends.far import Deliver, Lost, Transport
 from shoal.checks import check_choice, number, positive_number, whole_number
-from shoal.crew import BACKENDS
 from shoal.errors import StartError
 from shoal.far.delay import DelayedTransport
 from shoal.far.host import Host
@@ -86,8 +85,8 @@ class RayOptions:
             whole_number("backend_options: local_workers", options.local_workers, 1, 2**20)
         if options.address is not None and options.address.startswith("ray://"):
             raise ValueError(
-                f"backend_options: address {options.address!r} is one of Ray Client: run the script on a machine of the "
-                'cluster, with its "host:port" or "auto"'
+                f"backend_options: address {options.address!r} is one of Ray Client: run the script on a machine of "
+                'the cluster, with its "host:port" or "auto"'
             )
         return options
 
@@ -199,8 +198,8 @@ class _Cluster:
         found = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", "local", found):
             raise StartError(
-                f"Ray is connected to {found} in this process already, and backend_options ask for address={address!r}: "
-                "call ray.shutdown() first, or leave the address out"
+                f"Ray is connected to {found} in this process already, and backend_options ask for "
+                f"address={address!r}: call ray.shutdown() first, or leave the address out"
             )
 
     @staticmethod
@@ -300,10 +299,12 @@ class RayTransport:
     def _no_room(self, count: int, words: str, room: int) -> StartError:
         needs = ", ".join(f"{amount:g} {name}" for name, amount in self.options.needs.items())
         labels = f" on nodes with the labels {dict(self.options.labels)}" if self.options.labels else ""
-        has = ", ".join(f"{v:g} {k}" for k, v in sorted(self._ray.cluster_resources().items()) if k in self.options.needs)
+        has = ", ".join(
+            f"{v:g} {k}" for k, v in sorted(self._ray.cluster_resources().items()) if k in self.options.needs
+        )
         return StartError(
-            f"{count} Ray actors with {needs} each{labels} are needed, and the cluster ({has or 'none of these'}) {words} "
-            f"{room}: use fewer workers, or give backend_options with a smaller num_cpus"
+            f"{count} Ray actors with {needs} each{labels} are needed, and the cluster ({has or 'none of these'}) "
+            f"{words} {room}: use fewer workers, or give backend_options with a smaller num_cpus"
         )
 
     def _reserve(self, count: int) -> Any:
@@ -315,8 +316,8 @@ class RayTransport:
         if not group.wait(self.options.place_timeout if self._fits_strictly(count) else 1.0):
             remove_placement_group(group)
             raise StartError(
-                f"Ray cannot place {count} actors with placement={self.options.placement!r} on the nodes that there are: "
-                "use fewer workers, or another placement"
+                f"Ray cannot place {count} actors with placement={self.options.placement!r} on the nodes that there "
+                "are: use fewer workers, or another placement"
             )
         return group
 
@@ -359,6 +360,7 @@ class RayLink:
 
     def __init__(self, ray: Any, actor: Any, deliver: Deliver, place_timeout: float):
         self._ray, self._actor, self._deliver = ray, actor, deliver
+        self._serve = actor.serve
         self._killed = False
         self._placed = threading.Timer(place_timeout, self._give_up, (place_timeout,))
         self._placed.daemon = True
@@ -369,7 +371,7 @@ class RayLink:
     def post(self, data: bytes) -> None:
         """See Link."""
         argument = np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data
-        self._call(self._actor.serve, argument)
+        self._call(self._serve, argument)
 
     def peek(self) -> None:
         """See Link."""
