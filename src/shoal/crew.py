@@ -46,6 +46,7 @@ class Crew:
         start_timeout: seconds until a worker that is hired later must have built its envs.
         transport: carries messages to the workers that live elsewhere; the crew closes it.
         first: the number of the first env, and of its lane: other envs of the pool may be elsewhere.
+        interrupts: whether Ctrl-C may come to the thread that steps the caller's own block.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class Crew:
         start_timeout: float | None = None,
         transport: Transport | None = None,
         first: int = 0,
+        interrupts: bool = True,
     ):
-        self._first = first
+        self._first, self._interrupts = first, interrupts
         self._env_blocks = split(len(env_fns), 1 if backend in BATCHED else count)
         self.blocks = [(start + first, stop + first) for start, stop in self._env_blocks]
         self._office = None if transport is None else Office(transport)
@@ -95,7 +97,7 @@ class Crew:
             if self._backend == "threads":
                 self.workers.append(ThreadWorker(index, *self.blocks[index], env_fns[start:stop]))
             elif self._backend in ("serial", *BATCHED) or (self._backend == "hybrid" and index == 0):
-                self.workers.append(InlineWorker(index, *self.blocks[index], env_fns[start:stop]))
+                self.workers.append(InlineWorker(index, *self.blocks[index], env_fns[start:stop], self._interrupts))
             else:
                 self.workers.append(self._new_isolated(index, self._start_method))
                 self._take_in(self.workers[-1])

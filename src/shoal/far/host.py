@@ -35,6 +35,7 @@ from shoal.errors import EnvError, ShoalError, WorkerDied
 from shoal.messages import STATUS_NOTE, Note, Order, Reply, Summary
 from shoal.plan import Plan, spin_times
 from shoal.remote import PackedError, pack_error
+from shoal.rows import BATCHED
 from shoal.slab import Layout, Slab
 from shoal.spaces import flatten
 
@@ -94,7 +95,7 @@ class Host:
                 getattr(self, f"_on_{name}")(*words)
             else:
                 self._on_request(self._wire.read_request(data))
-        except WorkerDied as error:
+        except Exception as error:
             self._die(error)
 
     def poll(self, deadline: Deadline = NEVER) -> list[bytes]:
@@ -102,7 +103,7 @@ class Host:
         try:
             if not self._answers and self._jobs:
                 self._collect(deadline)
-        except WorkerDied as error:
+        except Exception as error:
             self._die(error)
         found = list(self._answers)
         self._answers.clear()
@@ -127,10 +128,14 @@ class Host:
             stack = "".join(traceback.format_stack(frame)[-8:]).rstrip()
         return pack_words(HOST_LIVES, at, age_ns, stack)
 
-    def _die(self, error: WorkerDied) -> None:
-        """A worker process of ours is gone: so is the block, as far as the pool is concerned."""
+    def _die(self, error: Exception) -> None:
+        """A worker process of ours is gone, or nothing can be made of a message: so is the block, for the pool."""
         self._jobs.clear()
-        self._answers.append(pack_words("died", f"has lost its {str(error).partition(chr(10))[0]}", error.env_id))
+        story = str(error).partition("\n")[0]
+        if isinstance(error, WorkerDied):
+            self._answers.append(pack_words("died", f"has lost its {story}", error.env_id))
+        else:
+            self._answers.append(pack_words("died", f"cannot go on: {type(error).__name__}: {story}", None))
         self._dismiss()
 
     # ---- start -------------------------------------------------------------------------------------------------
@@ -145,11 +150,12 @@ class Host:
         except Exception as error:
             self._answers.append(pack_words("raised", start, pack_error(error, "loading its env function")))
             return
-        self._plan = Plan(local["backend"], min(local["workers"], len(env_fns)))
+        alone = local["backend"] in ("serial", *BATCHED)
+        self._plan = Plan(local["backend"], 1 if alone else min(local["workers"], len(env_fns)))
         try:
             self._crew = Crew(
                 [loaded[data] for data in env_fns], self._plan.backend, self._plan.num_workers, DEFAULT_START_METHOD,
-                first=start,
+                first=start, interrupts=False,
             )  # fmt: skip
             summaries = self._crew.build(NEVER)
         except EnvError as error:
