@@ -191,6 +191,9 @@ class Pool:
         if backend in FAR:
             transport = make_transport(backend, backend_options or {}, count, num_workers)
             num_workers = transport.num_workers
+            if transport.local_backend in BATCHED and self._policy.restart:
+                transport.close()
+                _check_limits(transport.local_backend, on_error, None, None)
             env_fns = env_fns or _batched_blocks(transport, env, count, env_kwargs)
         batch = _expected_batch(batch_size, batch_envs, len(env_fns))
         if plan is None:

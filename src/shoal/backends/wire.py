@@ -131,15 +131,15 @@ class Wire:
         mail: list[bytes] = pickle.loads(reader.rest(mail_size)) if mail_size else []
         return Request(number, lanes, sequences, ops, kept, actions, mail)
 
-    def answer(self, number: int, busy_ns: int, lanes: Array, mail: Sequence[bytes]) -> bytes:
-        """What these lanes of the slab have answered, as a message."""
+    def answer(self, number: int, busy_ns: int, lanes: Array, mail: Sequence[bytes], shift: int) -> bytes:
+        """What these lanes of the slab have answered, as a message; the pool knows them by a number greater by `shift`."""
         arrays, at = self.arrays, run_of(lanes)
         slots, frame_at = self.frame_of(lanes, at)
         ended = (arrays["status"][slots, lanes] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)
         finals = [arrays[name][slots[ended], lanes[ended]] for name in self._finals] if ended.any() else []
         letters = pickle.dumps(list(mail)) if mail else b""
         return _joined(ANSWER, (number, len(lanes), len(letters), busy_ns), [
-            lanes, *(arrays[name][at] for name in self._kept), *(arrays[name][frame_at] for name in self.rows),
+            lanes + shift, *(arrays[name][at] for name in self._kept), *(arrays[name][frame_at] for name in self.rows),
             *finals, arrays["lane_stats"][at], *(self._summed(name) for name in COUNTERS),
             letters,
         ])  # fmt: skip

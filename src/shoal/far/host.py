@@ -122,7 +122,7 @@ class Host:
             for row in self._slab.array("stats").copy():
                 doing, since = int(row[native.STAT_AT]), int(row[native.STAT_SINCE_NS])
                 if doing and now - since > age_ns:
-                    at, age_ns = doing, now - since
+                    at, age_ns = doing + (self._shift if doing > 0 else -self._shift), now - since
         frame = sys._current_frames().get(self._thread or -1)
         if frame is not None:
             stack = "".join(traceback.format_stack(frame)[-8:]).rstrip()
@@ -170,11 +170,14 @@ class Host:
         """Make the slab, and be ready for requests. Lanes have the numbers that the pool gives them; rows of a slab
         that are others' cost nothing, as nobody ever touches them."""
         assert self._crew is not None
-        config, stop = facts["config"], facts["stop"]
+        config = facts["config"]
+        # Kernels count their lanes from 0.
+        self._shift = facts["first"] if self._plan.backend in BATCHED else 0
+        first, stop = facts["first"] - self._shift, facts["stop"] - self._shift
         spin_ns, spin_workers = spin_times(self._plan)
         config = replace(config, publish_each=False, spin_ns=spin_workers)
         try:
-            self._crew.move_to(facts["first"])
+            self._crew.move_to(first)
             layout = Layout.plan(
                 flatten(config.observation_space), flatten(config.action_space), stop, facts["frames"],
                 len(self._crew.workers), finals=config.autoreset == "same_step", absences=facts["absences"],
@@ -182,7 +185,7 @@ class Host:
             )  # fmt: skip
             slab = Slab.create(layout, self._crew.shared)
             for name in ("requested", "answered"):
-                slab.array(name)[facts["first"] : stop] = facts["requested"]
+                slab.array(name)[first:stop] = facts["requested"]
             self._crew.attach(slab, config, NEVER)
         except ShoalError as error:
             self._answers.append(pack_words("failed", error))
@@ -206,7 +209,7 @@ class Host:
 
     def _begin(self, request: Request) -> None:
         assert self._slab is not None
-        lanes = request.lanes
+        lanes = request.lanes - self._shift
         new = request.sequences > self._requested[lanes]  # all of them, unless a message came twice
         job = self._jobs[request.number] = _Job(request.number, lanes[new], int(new.sum()), time.monotonic_ns())
         for command in request.commands:
@@ -251,10 +254,11 @@ class Host:
         noted = job.lanes[(self._status[self._slot[job.lanes], job.lanes] & STATUS_NOTE) != 0]
         notes: list[Note] = []
         for lane in noted.tolist():
-            notes.append(self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER))
+            note = self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER)
+            notes.append(note._replace(lane=lane + self._shift))
         letters = [pack(notes), *job.letters] if notes else job.letters
         busy_ns = time.monotonic_ns() - job.since_ns
-        self._answers.append(self._wire.answer(job.number, busy_ns, job.lanes, letters))
+        self._answers.append(self._wire.answer(job.number, busy_ns, job.lanes, letters, self._shift))
 
     def _worker(self, lane: int) -> Worker:
         assert self._crew is not None
@@ -265,8 +269,9 @@ class Host:
     def _obey(self, job: _Job, name: str, *args: Any) -> None:
         """Take a command to the workers that it concerns, and wait for what they reply, if they do."""
         if name == "reset":
-            for worker, rows in self._by_worker([lane for lane, *_ in args[0]]):
-                worker.send("reset", [args[0][row] for row in rows])
+            asked = [(lane - self._shift, *given) for lane, *given in args[0]]
+            for worker, rows in self._by_worker([lane for lane, *_ in asked]):
+                worker.send("reset", [asked[row] for row in rows])
         elif name == "restart":
             orders = [self._placed(order, rows) for order, rows in args[0]]
             for worker, rows in self._by_worker([order.lane for order in orders]):
@@ -290,6 +295,7 @@ class Host:
 
     def _call(self, name: str, ticket: int, lanes: Sequence[int], *args: Any) -> bytes:
         """A command that is replied to; of those whose last argument has one value for each lane, each gets its own."""
+        lanes = [lane - self._shift for lane in lanes]
         each = name in ("set", "load")
         tickets = []
         for worker, rows in self._by_worker(lanes):

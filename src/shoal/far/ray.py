@@ -7,6 +7,7 @@ network's time is hidden.
 from __future__ import annotations
 
 import math
+import os
 import queue
 import socket
 import threading
@@ -32,6 +33,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOCAL_BACKENDS = ("serial", "threads", "processes", *BATCHED)
 ROOM_PATIENCE = 5.0  # seconds until what a closed pool has given back must be free again, as far as the cluster knows
 REACH_TIMEOUT = 3.0  # seconds for a cluster's address to be answered at
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # answered by any gRPC server
 BY_BUFFER = 1 << 16  # bytes from which a message travels beside the pickle, without a copy
 MOST_CALLS = 32  # of one actor at a time, where its own workers can do several
 
@@ -205,11 +207,7 @@ class _Cluster:
     @staticmethod
     def _connect(ray: Any, address: str | None) -> None:
         if address is not None and ":" in address:
-            host, _, port = address.rpartition(":")
-            try:
-                socket.create_connection((host, int(port)), REACH_TIMEOUT).close()
-            except (OSError, ValueError) as error:
-                raise StartError(f"no Ray cluster answers at address={address!r}: {error}") from error
+            _check_address(address)
         try:
             ray.init(address=address, include_dashboard=None if address else False, log_to_driver=False,
                      logging_level="ERROR", configure_logging=False)  # fmt: skip
@@ -219,6 +217,21 @@ class _Cluster:
 
 
 _cluster = _Cluster()
+
+
+def _check_address(address: str) -> None:
+    """Raise StartError unless somebody speaks gRPC there: Ray would wait for a long time, or for ever."""
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return  # who does not know the keys gets no answer
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), REACH_TIMEOUT) as probe:
+            probe.settimeout(REACH_TIMEOUT)
+            probe.sendall(HTTP2_HELLO)
+            if probe.recv(4)[3:] != b"\x04":  # the head of a frame with settings
+                raise OSError("what answers there does not speak gRPC")
+    except (OSError, ValueError) as error:
+        raise StartError(f"no Ray cluster answers at address={address!r}: {error}") from error
 
 
 class RayTransport:
@@ -248,11 +261,12 @@ class RayTransport:
             if self.options.placement is not None:
                 self._group = self._reserve(self.num_workers)
             several = self.local_backend in ("threads", "processes")
-            self._actor = self._ray.remote(concurrency_groups={"control": 2})(Outpost).options(
-                num_cpus=self.options.num_cpus, num_gpus=self.options.num_gpus,
-                resources=dict(self.options.resources or {}) or None, max_restarts=0, max_task_retries=0,
-                max_concurrency=MOST_CALLS if several else 1, **self._given(),
-            )  # fmt: skip
+            self._actor = self._ray.remote(concurrency_groups={"control": 2})(Outpost)
+            self._actor_options = {
+                "num_cpus": self.options.num_cpus, "num_gpus": self.options.num_gpus,
+                "resources": dict(self.options.resources or {}) or None, "max_restarts": 0, "max_task_retries": 0,
+                "max_concurrency": MOST_CALLS if several else 1, **self._given(),
+            }  # fmt: skip
         except BaseException:
             self.close()
             raise
@@ -330,7 +344,7 @@ class RayTransport:
 
     def start(self, index: int, deliver: Deliver) -> RayLink:
         """See Transport."""
-        options = {}
+        options = dict(self._actor_options)
         if self._group is not None:
             from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -338,7 +352,7 @@ class RayTransport:
         elif self._most() < 1:
             raise self._no_room(1, "has room for", 0)
         try:
-            actor = self._actor.options(**options).remote() if options else self._actor.remote()
+            actor = self._actor.options(**options).remote()
         except Exception as error:
             raise StartError(f"Ray cannot start an actor: {type(error).__name__}: {error}") from error
         return RayLink(self._ray, actor, deliver, self.options.place_timeout)
@@ -416,8 +430,13 @@ def _story(error: BaseException) -> str:
     text = " ".join(lines)
     if "node has died" in text or "node died" in text or "NODE_DIED" in text:
         return "died with its node"
-    if "memory" in text and ("OOM" in text or "OutOfMemory" in type(error).__name__):
+    if "running low on memory" in text:
         return "was ended by Ray because its node ran out of memory: use fewer envs, or larger nodes"
+    if "connection error code 2" in text:
+        return (
+            "has ended without a word: somebody has killed it, the system for want of memory perhaps, or native code "
+            "of an env crashed"
+        )
     details = [line for line in lines if "exit detail" in line or "exit type" in line or "killed" in line]
-    kind = type(error).__name__
-    return f"is gone: {kind}: {' '.join(details) or (lines[0] if lines else 'no reason given')}"
+    found = " ".join(details) or (lines[0] if lines else "Ray gives no reason")
+    return f"is gone: {type(error).__name__}: {found[:400]}"
