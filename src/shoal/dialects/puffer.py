@@ -228,9 +228,9 @@ class Ray(Multiprocessing):
         **pool_options: as for Multiprocessing, and `backend_options` as for `shoal.Pool`.
     """
 
-    def __init__(self, *args: Any, overwork: bool = True, **options: Any):
+    def __init__(self, *args: Any, **options: Any):
         # Actors have the cluster's cores, not this process's: there is nothing to warn of.
-        super().__init__(*args, overwork=overwork, **{"backend": "ray", **options})
+        super().__init__(*args, **{"backend": "ray", "overwork": True, **options})
 
 
 def make(

@@ -432,7 +432,9 @@ def _story(error: BaseException) -> str:
         return "died with its node"
     if "running low on memory" in text:
         return "was ended by Ray because its node ran out of memory: use fewer envs, or larger nodes"
-    if "connection error code 2" in text:
+    if type(error).__name__ == "ActorUnavailableError":
+        return "cannot be reached any more: its node, or the way there, is gone"
+    if "connection error code 2" in text or "died unexpectedly" in text:
         return (
             "has ended without a word: somebody has killed it, the system for want of memory perhaps, or native code "
             "of an env crashed"
