@@ -329,7 +329,8 @@ def test_a_script_without_a_cluster_starts_and_ends_its_own() -> None:
     done = run_script(
         """
         import ray, shoal
-        with shoal.Pool("CartPole-v1", 4, backend="ray", num_workers=1) as pool:
+        options = {"address": "local"}
+        with shoal.Pool("CartPole-v1", 4, backend="ray", num_workers=1, backend_options=options) as pool:
             assert ray.is_initialized()
             print(pool.reset(seed=0).obs.shape, pool.plan)
         assert not ray.is_initialized()

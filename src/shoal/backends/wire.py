@@ -132,7 +132,7 @@ class Wire:
         return Request(number, lanes, sequences, ops, kept, actions, mail)
 
     def answer(self, number: int, busy_ns: int, lanes: Array, mail: Sequence[bytes], shift: int) -> bytes:
-        """What these lanes of the slab have answered, as a message; the pool's numbers of lanes are greater by `shift`."""
+        """What these lanes of the slab have answered, as a message; `shift` is added to their numbers."""
         arrays, at = self.arrays, run_of(lanes)
         slots, frame_at = self.frame_of(lanes, at)
         ended = (arrays["status"][slots, lanes] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)

@@ -43,8 +43,10 @@ class RayOptions:
     """`backend_options` of backend="ray".
 
     Attributes:
-        address: of a running cluster, "host:port" or "auto"; None: that of RAY_ADDRESS, or a cluster on this machine
-            alone, for as long as there are pools that use it. Where ray.init was called, that is used, and left alone.
+        address: of a running cluster, "host:port" or "auto"; "local" for one of this process alone; None for what
+            ray.init takes by itself: RAY_ADDRESS, a cluster that this machine belongs to, or one of this process
+            alone. What was started here ends with the last pool that uses it. Where ray.init was called before, that
+            cluster is used, and left alone.
         num_cpus, num_gpus, resources: what each actor needs.
         placement: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD", as Ray's placement groups; None leaves it to Ray.
         labels: actors go to nodes with these labels only.
@@ -208,11 +210,12 @@ class _Cluster:
     def _connect(ray: Any, address: str | None) -> None:
         if address is not None and ":" in address:
             _check_address(address)
+        joining = address not in (None, "local")
         try:
-            ray.init(address=address, include_dashboard=None if address else False, log_to_driver=False,
+            ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
                      logging_level="ERROR", configure_logging=False)  # fmt: skip
         except Exception as error:
-            where = f"the cluster at address={address!r} cannot be joined" if address else "Ray cannot be started here"
+            where = f"the cluster at address={address!r} cannot be joined" if joining else "Ray cannot be started here"
             raise StartError(f"{where}: {type(error).__name__}: {error}") from error
 
 
