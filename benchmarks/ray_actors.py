@@ -27,7 +27,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import ray
 from rich.console import Console
 from rich.table import Table
 
@@ -99,6 +98,7 @@ def puffers(num_envs: int) -> tuple[Run, Callable[[], None]]:
     """PufferLib's Ray."""
     import pufferlib.emulation
     import pufferlib.vector
+    import ray
 
     def make(buf: Any = None, seed: int = 0) -> Any:
         creator = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
@@ -237,6 +237,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results (%(default)s)")
     options = parser.parse_args()
+    import ray  # not before somebody has read the help
+
     # As many CPUs as tianshou's actors ask for: Ray would wait for more of them for ever.
     ray.init(num_cpus=options.tianshou + 4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     found = [one for part in options.parts for one in PARTS[part](options)]
