@@ -13,6 +13,7 @@ import numpy as np
 from shoal import native, procs
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
 from shoal.backends.base import Worker, split
+from shoal.backends.far import FAR, FarWorker, Office, Transport, pack_assignment
 from shoal.backends.inline import InlineWorker, SilentBell
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import PipesBell, ProcessWorker, Supervisor
@@ -28,7 +29,7 @@ from shoal.slab import Slab
 __all__ = ["BACKENDS", "Crew", "Repair"]
 
 AWAY = -1  # in the roster, instead of a process id: it is being replaced
-BACKENDS = ("serial", "threads", "processes", "hybrid", *BATCHED)
+BACKENDS = ("serial", "threads", "processes", "hybrid", *BATCHED, *FAR)
 
 
 class Crew:
@@ -43,6 +44,9 @@ class Crew:
         backend: one of BACKENDS.
         count: how many workers; under hybrid the caller is one of them, and a batched backend has just the caller.
         start_timeout: seconds until a worker that is hired later must have built its envs.
+        transport: carries messages to the workers that live elsewhere; the crew closes it.
+        first: the number of the first env, and of its lane: other envs of the pool may be elsewhere.
+        interrupts: whether Ctrl-C may come to the thread that steps the caller's own block.
     """
 
     def __init__(
@@ -52,9 +56,14 @@ class Crew:
         count: int,
         start_method: str,
         start_timeout: float | None = None,
+        transport: Transport | None = None,
+        first: int = 0,
+        interrupts: bool = True,
     ):
+        self._first, self._interrupts = first, interrupts
         self._env_blocks = split(len(env_fns), 1 if backend in BATCHED else count)
-        self.blocks = list(self._env_blocks)
+        self.blocks = [(start + first, stop + first) for start, stop in self._env_blocks]
+        self._office = None if transport is None else Office(transport)
         self.groups: list[Lanes] = []
         self._backend, self._start_method, self._start_timeout = backend, start_method, start_timeout
         self.workers: list[Worker] = []
@@ -73,26 +82,52 @@ class Crew:
         except OSError as error:
             self.dismiss(Deadline.after(0))
             raise StartError(f"could not make channels to {count} workers: {error}; use fewer workers") from error
+        except BaseException:
+            if self._office is not None:
+                self._office.close()
+            raise
         self.inline = next((worker for worker in self.workers if isinstance(worker, InlineWorker)), None)
 
     def _hire(self, env_fns: Sequence[EnvFn]) -> None:
-        if self._backend in ("processes", "hybrid"):
+        if self._backend in ("processes", "hybrid", *FAR):
             own = self._env_blocks[0][1] if self._backend == "hybrid" else 0
-            self._pickled = [b""] * own + pickle_env_fns(env_fns[own:], own)
+            self._pickled = [b""] * own + pickle_env_fns(env_fns[own:], own + self._first)
             self._registry = registry_additions()
         for index, (start, stop) in enumerate(self._env_blocks):
             if self._backend == "threads":
-                self.workers.append(ThreadWorker(index, start, stop, env_fns[start:stop]))
+                self.workers.append(ThreadWorker(index, *self.blocks[index], env_fns[start:stop]))
             elif self._backend in ("serial", *BATCHED) or (self._backend == "hybrid" and index == 0):
-                self.workers.append(InlineWorker(index, start, stop, env_fns[start:stop]))
+                self.workers.append(InlineWorker(index, *self.blocks[index], env_fns[start:stop], self._interrupts))
             else:
-                self.processes.append(self._new_process(index))
-                self.workers.append(self.processes[-1])
+                self.workers.append(self._new_isolated(index, self._start_method))
+                self._take_in(self.workers[-1])
 
-    def _new_process(self, index: int, start_method: str | None = None) -> ProcessWorker:
+    def _new_isolated(self, index: int, start_method: str) -> ProcessWorker | FarWorker:
+        """A worker that lives in another process, here or elsewhere."""
         start, stop = self._env_blocks[index]
-        method = start_method or self._start_method
-        return ProcessWorker(index, start, stop, self._pickled[start:stop], self._registry, method)
+        env_fns, first, last = self._pickled[start:stop], start + self._first, stop + self._first
+        if self._office is None:
+            return ProcessWorker(index, first, last, env_fns, self._registry, start_method)
+        transport = self._office.transport
+        local = {"backend": transport.local_backend, "workers": transport.local_workers}
+        assignment = pack_assignment(index, first, env_fns, self._registry, local)
+        return FarWorker(index, first, last, assignment, self._office)
+
+    def _take_in(self, worker: Worker) -> None:
+        """One more that must be looked after."""
+        if isinstance(worker, ProcessWorker):
+            self.processes.append(worker)
+            if self._supervisor is not None:
+                self._supervisor.watch(worker)
+        elif isinstance(worker, FarWorker) and self._office is not None:
+            self._office.enlist(worker)
+
+    @property
+    def prompt(self) -> Callable[[], int] | None:
+        """To be called when lanes were asked for something, before it is waited for; None where bells do."""
+        if self._office is not None:
+            return self._office.ring
+        return None if self.inline is None else self.inline.run
 
     @property
     def shared(self) -> bool:
@@ -118,7 +153,7 @@ class Crew:
         if self._backend == "threads":
             seen: dict[int, int] = {}
             everybody = [identity for summary in summaries for identity in summary.identities]
-            for env_id, identity in enumerate(everybody):
+            for env_id, identity in enumerate(everybody, self._first):
                 refuse_shared(seen, identity, env_id)
         self._settle(summaries)
         return summaries
@@ -131,8 +166,15 @@ class Crew:
         if not all(summary.lanes for summary in summaries):
             raise BadEnv("some envs have several lanes, and others are single ones: give each kind a pool of its own")
         sizes = [sum(lanes.size for lanes in summary.lanes) for summary in summaries]
-        stops = np.cumsum(sizes).tolist()
+        stops = (self._first + np.cumsum(sizes)).tolist()
         self.blocks = [(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+        for worker, (start, stop) in zip(self.workers, self.blocks, strict=True):
+            worker.start, worker.stop = start, stop
+
+    def move_to(self, first: int) -> None:
+        """Before it is attached: the first lane has this number, as envs before it may have several each."""
+        by, self._first = first - self.blocks[0][0], first
+        self.blocks = [(start + by, stop + by) for start, stop in self.blocks]
         for worker, (start, stop) in zip(self.workers, self.blocks, strict=True):
             worker.start, worker.stop = start, stop
 
@@ -148,7 +190,7 @@ class Crew:
         self._slab, self._config = slab, config
         if self.processes:
             self._pool_bell = PipesBell(self.processes)
-        elif self._backend == "threads":
+        elif self._backend == "threads" or self._office is not None:
             self._pool_bell = EventBell()
         for worker in self.workers:
             worker.attach(slab, config, self._pool_bell)
@@ -165,26 +207,29 @@ class Crew:
         """What the twin rings (one per worker) and sleeps on."""
         return self._bells, self._pool_bell
 
-    def watch(self, ring: Callable[[int], None], cry: Callable[[], None]) -> None:
-        """Begin to watch over the processes. `ring` wakes a worker, `cry` the pool."""
+    def watch(self, ring: Callable[[int], None], cry: Callable[[], None], step_timeout: float | None = None) -> None:
+        """Begin to watch over those that live elsewhere. `ring` wakes a worker, `cry` the pool."""
         self._ring, self._cry = ring, cry
         for worker in self.workers:
             if isinstance(worker, ProcessWorker | ThreadWorker):
                 worker.use_ringer(ring)
         if self.processes:
             self._supervisor = Supervisor(self.processes, cry)
+        if self._office is not None:
+            self._office.watch(self._slab, cry, step_timeout)
 
     def owner_of_lanes(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Int32 [lanes]: the worker of each lane."""
         sizes = [stop - start for start, stop in self.blocks]
-        return np.repeat(np.arange(len(self.blocks), dtype=np.int32), sizes)
+        owner = np.repeat(np.arange(len(self.blocks), dtype=np.int32), sizes)
+        return np.concatenate([np.zeros(self.blocks[0][0], np.int32), owner])
 
     # ---- replacing one -----------------------------------------------------------------------------------------
 
-    def dead(self) -> list[ProcessWorker]:
-        """Processes that ended without being asked to, and were not replaced yet."""
-        supervisor = self._supervisor
-        return [] if supervisor is None else supervisor.dead()
+    def dead(self) -> list[Worker]:
+        """Workers that ended without being asked to, and were not replaced yet."""
+        watching = self._supervisor or self._office
+        return [] if watching is None else list(watching.dead())
 
     def is_away(self, index: int) -> bool:
         """Whether this worker is being replaced, and hears nothing."""
@@ -217,6 +262,8 @@ class Crew:
                 self._supervisor.forget(old)
             if old in self.processes:
                 self.processes.remove(old)
+        elif self._office is not None and isinstance(old, FarWorker):
+            self._office.forget(old)
         self._bells[old.index] = SilentBell()
         self._slab.array("roster")[old.index, 0] = AWAY
 
@@ -225,8 +272,8 @@ class Crew:
         index = old.index
         deadline = Deadline.after(self._start_timeout)
         # By now this process has threads, and a fork would inherit locks that they hold.
-        method = DEFAULT_START_METHOD if self._start_method == "fork" else None
-        worker = repair.worker = self._new_process(index, method)
+        method = DEFAULT_START_METHOD if self._start_method == "fork" else self._start_method
+        worker = repair.worker = self._new_isolated(index, method)
         self._launch(worker)
         summary = worker.built(deadline)
         if _shape(summary) != _shape(self._summaries[index]):
@@ -238,7 +285,8 @@ class Crew:
         self._slab.array("stats")[index, [native.STAT_AT, native.STAT_SINCE_NS]] = 0
         worker.attach(self._slab, self._config, self._pool_bell)
         worker.attached(deadline)
-        worker.use_ringer(self._ring)
+        if isinstance(worker, ProcessWorker):
+            worker.use_ringer(self._ring)
         worker.inherit(old)
         self._enlist(worker)
         if states:
@@ -260,10 +308,8 @@ class Crew:
         del self.repairs[index]
         if repair.error is None and worker is not None:
             self.workers[index] = worker
-            self.processes.append(worker)
             self._bells[index] = worker.bell
-            if self._supervisor is not None:
-                self._supervisor.watch(worker)
+            self._take_in(worker)
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +323,8 @@ class Crew:
         errors: list[tuple[int, Any]] = []
         with contextlib.ExitStack() as stack:  # each step, whatever becomes of the ones before it
             stack.callback(self._end_families, workers)
+            if self._office is not None:
+                stack.callback(self._office.close)
             if isinstance(self._pool_bell, PipesBell):
                 stack.callback(self._pool_bell.close)
                 self._pool_bell = SilentBell()
@@ -313,7 +361,7 @@ class Repair:
         cry: Callable[[], None],
     ):
         self.old = old
-        self.worker: ProcessWorker | None = None
+        self.worker: ProcessWorker | FarWorker | None = None
         self.error: ShoalError | None = None
         self.over = False
         self._delay, self._start, self._cry = delay, start, cry

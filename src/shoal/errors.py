@@ -74,6 +74,7 @@ class EnvError(ShoalError):
     during: str = ""
     remote_traceback: str = ""
     original: BaseException | None = None
+    packed: Any = None  # as it came from where the env lives
     _text: str = ""
 
     def __str__(self) -> str:
@@ -100,6 +101,7 @@ class WorkerDied(ShoalError):
         env_id: the one that it was running, None where it was running none.
         memory: its resident memory in bytes when that was last looked at, None when it never was.
         dump: the Python stack at a crash, as faulthandler has written it, "" for none.
+        node: the machine that it was on, "" for this one.
     """
 
     def __init__(
@@ -112,14 +114,16 @@ class WorkerDied(ShoalError):
         env_id: int | None = None,
         memory: int | None = None,
         dump: str = "",
+        node: str = "",
     ):
         super().__init__(message)
         self.worker, self.pid, self.exitcode, self.env_ids = worker, pid, exitcode, list(env_ids)
-        self.env_id, self.memory, self.dump = env_id, memory, dump
+        self.env_id, self.memory, self.dump, self.node = env_id, memory, dump, node
 
     def __reduce__(self) -> Any:
         return WorkerDied, (
             self.args[0], self.worker, self.pid, self.exitcode, self.env_ids, self.env_id, self.memory, self.dump,
+            self.node,
         )  # fmt: skip
 
 

@@ -309,7 +309,7 @@ class Healer:
 
     def bury(self, worker: Worker, error: ShoalError) -> None:
         """A worker is gone: have it replaced. Raises, with the pool closed, where that must not be."""
-        if not isinstance(worker, ProcessWorker) or not self.policy.restart or not isinstance(error, WorkerDied):
+        if not worker.isolated or not self.policy.restart or not isinstance(error, WorkerDied):
             raise self._on_death(error)
         if self._crew.workers[worker.index] is not worker or self._crew.is_away(worker.index):
             return  # known
@@ -383,7 +383,7 @@ class Healer:
 
     def condemn(self, worker: Worker, lane: int | None, seconds: float) -> bool:
         """End a worker that takes too long, so that it is replaced. False where that cannot be done."""
-        if not self.policy.restart or not isinstance(worker, ProcessWorker):
+        if not self.policy.restart or not worker.isolated:
             return False
         what = "it did not begin to answer" if lane is None else f"env {lane} took longer than step_timeout={seconds:g}"
         worker.condemn(f"was ended because {what}")

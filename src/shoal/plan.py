@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from shoal.adapters.gymnasium import EnvFn, pickle_env_fns, registry_additions
+from shoal.backends.far import FAR
 from shoal.backends.processes import ProcessWorker
 from shoal.checks import check_choice, number, whole_number
 from shoal.cores import usable_cores
@@ -165,7 +166,7 @@ def given_plan(
     for name, (value, planned) in beside.items():
         if value is not None and planned is not None and value != planned:
             raise contradiction(name, value, planned)
-    if isolate and plan.backend != "processes":
+    if isolate and plan.backend not in ("processes", *FAR):
         raise ValueError(
             f'isolate=True keeps envs out of this process: the plan with backend="{plan.backend}" does not'
         )
@@ -200,7 +201,7 @@ def make_plan(
     ):
         raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {num_workers!r}")
     if backend != "auto":
-        if isolate and backend != "processes":
+        if isolate and backend not in ("processes", *FAR):
             raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
         if backend == "compiled":
             return Plan(backend, int(num_workers or cores), "as asked for")
@@ -308,6 +309,8 @@ def spin_times(plan: Plan) -> tuple[int, int]:
     if plan.spin is not None:
         return plan.spin
     cores = usable_cores()
+    if plan.backend in FAR:  # a message takes longer than anybody should spin
+        return 0, 0
     if plan.backend == "threads" or plan.num_workers > 2 * cores:
         return 0, 0
     if plan.backend == "hybrid":

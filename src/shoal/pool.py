@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import inspect
 import os
 import time
@@ -18,6 +19,8 @@ from gymnasium import Space
 
 from shoal import native, procs
 from shoal.adapters.gymnasium import as_env_fns
+from shoal.backends.base import split
+from shoal.backends.far import FAR, Transport, make_transport
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
 from shoal.block import own_copy
@@ -42,7 +45,7 @@ from shoal.messages import StepperConfig
 from shoal.plan import Plan, contradiction, given_plan, make_plan, spin_times
 from shoal.remote import PackedError
 from shoal.rollout import ANSWERS, Rollout, roll_out
-from shoal.rows import BATCHED, batched_env_fn, can_be_compiled, choose_compiled
+from shoal.rows import BATCHED, batched_env_fn, build_batched, can_be_compiled, choose_compiled
 from shoal.scheduler import Scheduler
 from shoal.slab import Layout, Slab
 from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
@@ -68,8 +71,11 @@ class Pool:
             derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU;
             answers are copied to the host, and `shoal.compiled.cuda` leaves them there), or "auto", which measures the
             env and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
-            recycle_after say that envs may do terrible things); `pool.plan` says what and why.
-        num_workers: by default the cores that this process may use.
+            recycle_after say that envs may do terrible things); `pool.plan` says what and why. "ray" runs blocks of
+            envs in actors of a Ray cluster, and is never chosen by "auto" (docs/distributed.md).
+        num_workers: by default the cores that this process may use; under "ray", the actors that there is room for.
+        backend_options: for "ray", see `shoal.far.ray.RayOptions`: address, resources and placement of actors, and how
+            each runs its envs.
         batch_size: how many lanes `recv` waits for; by default all.
         batch_envs: the same in envs, where these have several lanes.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled"; None for "next_step", or for
@@ -111,8 +117,9 @@ class Pool:
         env: Any,
         num_envs: int | None = None,
         *,
-        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled", "cuda"] = "auto",
+        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled", "cuda", "ray"] = "auto",
         num_workers: int | None = None,
+        backend_options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
         batch_envs: int | None = None,
         autoreset: Literal["next_step", "same_step", "disabled"] | None = None,
@@ -159,6 +166,8 @@ class Pool:
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
             env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs, num_workers)]
+        elif backend in FAR and (backend_options or {}).get("local_backend") in BATCHED:
+            env_fns, count = [], whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
             count = len(env_fns)
@@ -176,7 +185,17 @@ class Pool:
         survives = self._policy.replaces or step_timeout is not None
         if backend == "auto" and survives:
             backend = "processes"
+        if backend_options is not None and backend not in FAR:
+            raise ValueError(f'backend_options: backend="{backend}" takes none, only {", ".join(FAR)} does')
         deadline = Deadline.after(start_timeout)
+        transport = None
+        if backend in FAR:
+            transport = make_transport(backend, backend_options or {}, count, num_workers)
+            num_workers = transport.num_workers
+            if transport.local_backend in BATCHED and self._policy.restart:
+                transport.close()
+                _check_limits(transport.local_backend, on_error, None, None)
+            env_fns = env_fns or _batched_blocks(transport, env, count, env_kwargs)
         batch = _expected_batch(batch_size, batch_envs, len(env_fns))
         if plan is None:
             plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
@@ -184,7 +203,9 @@ class Pool:
         self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, most))
         if reason:
             self.plan = replace(self.plan, reason=reason if backend == "compiled" else f"{self.plan.reason}; {reason}")
-        self._crew = Crew(env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout)
+        self._crew = Crew(
+            env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout, transport
+        )
         try:
             self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)
         except BaseException:
@@ -194,6 +215,9 @@ class Pool:
             raise
         self._fault = None
         _open_pools.add(self)
+        if transport is not None:  # at exit, before the package that carries the messages leaves
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
 
     # ---- start -----------------------------------------------------------------------------------------------
 
@@ -318,7 +342,7 @@ class Pool:
     @property
     def workers(self) -> list[WorkerInfo]:
         """Each worker's process id, env ids and state."""
-        return [WorkerInfo(w.index, w.pid, list(w.env_ids), w.state) for w in self._crew.workers]
+        return [WorkerInfo(w.index, w.pid, list(w.env_ids), w.state, w.node) for w in self._crew.workers]
 
     @property
     def closed(self) -> bool:
@@ -728,6 +752,13 @@ def _expected_batch(batch_size: Any, batch_envs: Any, envs: int) -> int:
     return min(max(1, batch_size), envs) if isinstance(batch_size, int) else envs
 
 
+def _batched_blocks(transport: Transport, env: Any, count: int, env_kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """For hosts that step their whole block as one: what makes it, for each host."""
+    backend, workers = transport.local_backend, transport.local_workers
+    sizes = [stop - start for start, stop in split(count, transport.num_workers)]
+    return [functools.partial(build_batched, backend, env, size, env_kwargs, workers) for size in sizes]
+
+
 def _check_limits(backend: str, on_error: str, step_timeout: Any, recycle_after: Any) -> None:
     """Raise ValueError for limits that this backend cannot keep."""
     if on_error == "restart" and backend in BATCHED:
@@ -737,7 +768,7 @@ def _check_limits(backend: str, on_error: str, step_timeout: Any, recycle_after:
             f'step_timeout: backend="{backend}" steps envs in this very thread, which cannot be timed out; use '
             '"processes" or "threads"'
         )
-    if recycle_after is not None and backend in ("serial", "threads", *BATCHED):
+    if recycle_after is not None and backend in ("serial", "threads", *BATCHED, *FAR):
         raise ValueError(f'recycle_after is for worker processes, and backend="{backend}" has none')
 
 

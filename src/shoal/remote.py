@@ -36,7 +36,7 @@ class PackedError:
         """The error to raise at the caller's."""
         original = _loads(self.exception)
         original_type = type(original) if original is not None else _loads(self.exception_type)
-        return env_error(
+        error = env_error(
             original_type,
             original,
             env_id=env_id,
@@ -46,6 +46,8 @@ class PackedError:
             remote_traceback=self.traceback,
             hint=hint,
         )
+        vars(error)["packed"] = self
+        return error
 
 
 def pack_error(error: BaseException, during: str) -> PackedError:

@@ -19,7 +19,7 @@ from gymnasium import Space
 from shoal.group import Answers, Infos
 from shoal.spaces import assemble, flatten, get_path
 
-__all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "can_be_compiled"]
+__all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "build_batched", "can_be_compiled"]
 
 # Who makes the envs of such a backend: a function (env, num_envs, env_kwargs), or, of threads that the
 # caller may number, (env, num_envs, env_kwargs, num_workers). Imported when asked for: each needs a framework.
@@ -78,6 +78,13 @@ def batched_env_fn(
     # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
     envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
     return lambda: envs
+
+
+def build_batched(
+    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
+) -> Any:
+    """The same, made: for whoever is sent somewhere else to make it."""
+    return batched_env_fn(backend, env, num_envs, env_kwargs, num_workers)()
 
 
 def _make_rows(make: Callable[..., BatchedEnv], *args: Any) -> RowsEnv:

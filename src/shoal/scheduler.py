@@ -86,7 +86,7 @@ class Scheduler:
         self._some_must_reset = True
         self._owner = crew.owner_of_lanes()
         self._lanes: Any = native.Lanes(slab, self._state, self._owner, *crew.bells(), groups.leader, window)
-        self._run_inline = None if crew.inline is None else crew.inline.run
+        self._prompt = crew.prompt
         if crew.inline is not None and crew.inline.kernel is not None:
             self._lanes.use_kernel(crew.inline.kernel)
         self._out = np.zeros(self._count, np.int64)
@@ -102,7 +102,7 @@ class Scheduler:
         self._replaces = policy.replaces
         self.board = Switchboard(crew, self._lanes, self._healer, self._vigil, on_death)
         self._prepare_actions(slab, action_leaves, check_boxes)
-        crew.watch(self._lanes.ring, self._lanes.alarm)
+        crew.watch(self._lanes.ring, self._lanes.alarm, step_timeout)
 
     def _prepare_actions(self, slab: Slab, leaves: Sequence[Leaf], check_boxes: bool) -> None:
         self._action_leaves, self._check_boxes = leaves, check_boxes
@@ -202,6 +202,8 @@ class Scheduler:
         if code:
             raise self._busy(self._all_ids if ids is None else ids)
         self._pending += self._count if ids is None else len(ids)
+        if self._crew.inline is None and self._prompt is not None:
+            self._prompt()  # workers elsewhere begin at once; the caller's own block, when it is waited for
 
     def _aim(self, ids: Any) -> None:
         """Let the next request of these lanes, none of which is busy, write into a frame that nobody holds."""
@@ -241,7 +243,7 @@ class Scheduler:
             with self._lanes:
                 self._aim(slice(None))
         try:
-            code: int = self._lanes.step(actions, self._run_inline, self._spin_ns, self._vigil.patience_ns)
+            code: int = self._lanes.step(actions, self._prompt, self._spin_ns, self._vigil.patience_ns)
         except BaseException:  # an interrupt, halfway
             self._pending = int(self._state.sum())
             raise
@@ -410,7 +412,7 @@ class Scheduler:
                 self._healer.release(self.board.tell)
             until = self._next_look(deadline, began_ns, late)
             count, first, slot, status = self._lanes.collect(
-                need, wanted, until, self._spin_ns, self._out, self._run_inline
+                need, wanted, until, self._spin_ns, self._out, self._prompt
             )
             if count >= 0:
                 break

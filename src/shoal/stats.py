@@ -24,12 +24,13 @@ MOST_ROWS = 16  # of workers in the table
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """One worker: `pid` is None for threads and for the caller's own block."""
+    """One worker: `pid` is None for threads and for the caller's own block; `node` is the machine, "" for this one."""
 
     index: int
     pid: int | None
     env_ids: list[int]
     state: str
+    node: str = ""
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ class Vigil:
         worker = self._crew.workers[index]
         if self._crew.is_away(index):
             return f"\nworker {index} is being started again"
+        stack = worker.stack()  # one that is elsewhere says what it is doing only when it is asked
         at = int(self._stats[index, native.STAT_AT])
         doing = f"running env {abs(at) - 1}" if at else "running no env"
-        stack = worker.stack()
         return f"\nworker {index} (pid {worker.pid}) is {doing}" + (f":\n{stack}" if stack else "")

@@ -34,6 +34,7 @@ LAYERS = (
     ("healing", "vigil"),
     ("switchboard",),
     ("scheduler", "plan"),
+    ("far",),
     ("pool",),
     ("wrappers",),
     ("dialects", "graph"),
@@ -46,7 +47,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "tuning", "compiled"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "tuning", "compiled", "far"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 

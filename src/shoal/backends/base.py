@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.deadline import Deadline
-from shoal.errors import ShoalError, StepTimeout
+from shoal.errors import ShoalError, StepTimeout, WorkerDied
 from shoal.messages import Note, Reply, StepperConfig, Summary
 from shoal.slab import Slab
 
@@ -32,6 +32,8 @@ class Worker(ABC):
 
     isolated = False  # whether the envs live in another process
     torn = False  # whether an interrupt has cut a message to or from it in two
+    condemned = ""  # why we have ended it ourselves
+    node = ""  # the machine that it is on; "" for this one
 
     def __init__(self, index: int, start: int, stop: int):
         self.index, self.start, self.stop = index, start, stop
@@ -99,6 +101,22 @@ class Worker(ABC):
     def cut(self) -> ShoalError:
         """The error for a worker that is torn."""
         raise NotImplementedError
+
+    # ---- where the envs live in another process ----------------------------------------------------------------
+
+    def condemn(self, why: str) -> None:
+        """End it at once; `why` is what its death will be put down to."""
+        raise NotImplementedError
+
+    def death(self) -> WorkerDied:
+        """What became of it, in words."""
+        raise NotImplementedError
+
+    def bury(self) -> None:
+        """After its death: see that it writes nothing any more, take in what it still had to say, give all back."""
+        raise NotImplementedError
+
+    # ---- commands ----------------------------------------------------------------------------------------------
 
     def call(self, command: str, lanes: Sequence[int], *args: Any) -> int:
         """Send a command that will be replied to; returns the ticket for `reply`."""

@@ -30,10 +30,15 @@ class SilentBell:
 
 
 class InlineWorker(Worker):
-    """Steps when the pool says so, in `run`."""
+    """Steps when the pool says so, in `run`.
 
-    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn]):
+    Args:
+        interrupts: whether an interrupt is Ctrl-C, and the caller's; otherwise an env has raised it.
+    """
+
+    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn], interrupts: bool = True):
         super().__init__(index, start, stop)
+        self._interrupts = interrupts
         self._env_fns = env_fns
         self._envs: list[Any] = []
         self._stepper: Any = None
@@ -68,7 +73,7 @@ class InlineWorker(Worker):
 
     def built(self, deadline: Deadline) -> Summary:
         try:
-            self._envs, summary = build_envs(self._env_fns, self.start, interrupts=True)
+            self._envs, summary = build_envs(self._env_fns, self.start, interrupts=self._interrupts)
         except BuildError as error:
             raise error.error.unpack(error.env_id, self.index) from error.__cause__
         return summary
@@ -76,7 +81,7 @@ class InlineWorker(Worker):
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         self._stepper = make_stepper(
             slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
-            pool_bell, self.bell, same_process=True, interrupts=True,
+            pool_bell, self.bell, same_process=True, interrupts=self._interrupts,
         )  # fmt: skip
         self.run = self._stepper.run  # type: ignore[method-assign]
 

@@ -75,7 +75,6 @@ class ProcessWorker(Worker):
         self._death: WorkerDied | None = None
         self.memory: int | None = None  # resident bytes when last looked at
         self.memory_at_start: int | None = None
-        self.condemned = ""  # why we have ended it ourselves
         self._ring: Callable[[int], None] = lambda index: None
         self._state = "starting"
         self._oom_kills = procs.oom_kills()
@@ -239,7 +238,6 @@ class ProcessWorker(Worker):
             self.memory_at_start = self.memory_at_start or found
 
     def condemn(self, why: str) -> None:
-        """End it at once; `why` is what its death will be put down to."""
         self.condemned = why
         if self._pid is not None:
             self._kin = procs.family(self._pid)  # what it has forked and let go is not found once it is gone
@@ -254,7 +252,6 @@ class ProcessWorker(Worker):
             procs.kill([self._self])
 
     def death(self) -> WorkerDied:
-        """What became of the process, in words."""
         if self._death is None:
             self._death = self._tell_of_death()
         return copy.copy(self._death)  # each has a traceback of its own

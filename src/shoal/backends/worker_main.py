@@ -24,12 +24,12 @@ from shoal.backends.mail import pack
 from shoal.block import BuildError, build_envs, close_envs
 from shoal.group_stepper import make_stepper
 from shoal.measurement import time_steps
-from shoal.messages import StepperConfig
+from shoal.messages import StepperConfig, Summary
 from shoal.ranks import hide_forked_mpi
 from shoal.remote import dumps, pack_error
 from shoal.slab import Layout, Slab
 
-__all__ = ["Assignment", "main"]
+__all__ = ["Assignment", "dumps_summary", "main"]
 
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
@@ -180,7 +180,7 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     except Exception as error:
         connection.send_bytes(dumps((assignment.start, pack_error(error, "loading its env function"))))
         return
-    connection.send_bytes(_dumps_summary(summary))
+    connection.send_bytes(dumps_summary(summary))
     attachment = _attach(connection, envs)
     if attachment is None:
         close_envs(envs, assignment.start)
@@ -205,7 +205,8 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     outbox.close()
 
 
-def _dumps_summary(summary: Any) -> bytes:
+def dumps_summary(summary: Summary) -> bytes:
+    """Pickle what a worker tells about its envs."""
     try:
         return dumps(summary)
     except Exception:

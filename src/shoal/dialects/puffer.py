@@ -1,4 +1,4 @@
-"""PufferLib's vectorization in its own words: `make`, `Serial`, `Multiprocessing`, over any env that Shoal can run.
+"""PufferLib's vectorization in its own words: `make`, `Serial`, `Multiprocessing`, `Ray`, over any env of Shoal's.
 
     from shoal.dialects import puffer
 
@@ -29,7 +29,7 @@ from shoal.errors import BadEnv, NothingPending
 from shoal.group import is_group
 from shoal.pool import Pool, refuse_unknown_options
 
-__all__ = ["Multiprocessing", "Reset", "Serial", "make"]
+__all__ = ["Multiprocessing", "Ray", "Reset", "Serial", "make"]
 
 Array = npt.NDArray[Any]
 Received = tuple[Any, Array, Array, Array, list[dict[str, Any]], Array, Array]
@@ -219,6 +219,20 @@ class Multiprocessing(_Vectorized):
         )  # fmt: skip
 
 
+class Ray(Multiprocessing):
+    """Envs in actors of a Ray cluster, several in each; see docs/distributed.md.
+
+    Args:
+        num_workers: actors; by default as many as the cluster has room for.
+        batch_size: envs that `recv` waits for; all by default, half of them with "auto".
+        **pool_options: as for Multiprocessing, and `backend_options` as for `shoal.Pool`.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        # Actors have the cluster's cores, not this process's: there is nothing to warn of.
+        super().__init__(*args, **{"backend": "ray", "overwork": True, **options})
+
+
 def make(
     env_creator_or_creators: Any,
     env_args: Any = None,
@@ -234,22 +248,22 @@ def make(
 
     Args:
         env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of such.
-        backend: Serial, Multiprocessing, or their names; None: Multiprocessing where several workers are asked for, and
-            else what Shoal finds to be fastest.
+        backend: Serial, Multiprocessing, Ray, or their names; None: Multiprocessing where several workers are asked
+            for, and else what Shoal finds to be fastest.
         **options: those of the backend, and of `shoal.Pool`.
     """
     if isinstance(backend, str):
-        named = {"serial": Serial, "multiprocessing": Multiprocessing}
+        named = {"serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}
         if backend.lower() not in named:
-            raise ValueError(f"backend: expected Serial or Multiprocessing, found {backend!r}")
+            raise ValueError(f"backend: expected Serial, Multiprocessing or Ray, found {backend!r}")
         backend = named[backend.lower()]
     if backend is Serial:
         return Serial(env_creator_or_creators, env_args, env_kwargs, num_envs, seed, **options)
     if backend is None and num_workers is None and envs_per_worker is None:
         options.setdefault("backend", "auto")
-    elif backend not in (None, Multiprocessing):
-        raise ValueError(f"backend: expected Serial or Multiprocessing, found {backend!r}")
-    return Multiprocessing(
+    elif backend not in (None, Multiprocessing, Ray):
+        raise ValueError(f"backend: expected Serial, Multiprocessing or Ray, found {backend!r}")
+    return (backend or Multiprocessing)(
         env_creator_or_creators, env_args, env_kwargs, num_envs, num_workers, seed=seed,
         envs_per_worker=envs_per_worker, **options,
     )  # fmt: skip

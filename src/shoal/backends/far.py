@@ -1,0 +1,500 @@
+"""Blocks of envs that live elsewhere: the caller's side, whatever carries the messages.
+
+A FarWorker is a worker like any other: its lanes are requested and answered in the pool's slab. Between the two lies an
+Office, one thread of the caller's process. It takes what lanes are asked out of the slab, one message for each host
+that is concerned, and writes what comes back into the slab's frames; so scheduling, autoreset, infos, errors and
+restarts are the engine's own, and know nothing of it. What the messages say is in `wire`, who answers them is
+`shoal.far.host.Host`, and a Transport (below) carries them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from shoal import native
+from shoal.backends.base import Worker
+from shoal.backends.inline import SilentBell
+from shoal.backends.mail import unpack
+from shoal.backends.wire import COUNTERS, HOST_LIVES, Answer, Wire, is_words, pack_words, run_of, unpack_words
+from shoal.deadline import Deadline
+from shoal.errors import ShoalError, WorkerDied
+from shoal.messages import Order, StepperConfig, Summary
+from shoal.native import counters, twin
+from shoal.slab import Slab
+
+__all__ = ["FAR", "FarWorker", "Link", "Lost", "Office", "Transport", "make_transport", "pack_assignment"]
+
+Array = npt.NDArray[Any]
+# Who carries the messages of such a backend; imported when asked for, since each needs a package of its own.
+FAR = {"ray": ("shoal.far.ray", "RayTransport")}
+WITH_REQUESTS = ("reset", "restart", "actions")  # commands that travel with the request that they are for
+LARGE = 1 << 18  # bytes of an answer; whoever brings more than that has better things to do than to copy it
+STACK_PATIENCE = 1.0  # seconds to wait for a stack, which is only for a message
+_OVER = object()
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Delivered instead of an answer: there is no host any more. `why` goes on after "worker 3 (...)"."""
+
+    why: str
+    env_id: int | None = None
+
+
+# Takes an answer, as bytes or anything like it, or Lost; may be called by any thread, and waits for nobody.
+Deliver = Callable[[Any], None]
+
+
+class Link(Protocol):
+    """The caller's end of one host. None of its methods raises or waits for the host; all are called by one thread,
+    but for `kill`, which may come from any and more than once."""
+
+    def post(self, data: bytes) -> None:
+        """Send a message to the host's `admit`. All of its answers are delivered, and Lost if it cannot answer."""
+
+    def peek(self) -> None:
+        """Have what the host's `peek` returns delivered, even while it is stepping."""
+
+    def kill(self) -> None:
+        """End the host at once, with all of its processes. Nothing need be delivered after that."""
+
+
+class Transport(Protocol):
+    """Starts hosts elsewhere, and carries messages to them. One for each pool, made by
+    `make_transport`, whose class raises ShoalError or ValueError, within seconds, where it cannot be.
+
+    A host's side: make a `shoal.far.host.Host(where)`, hand it each message (`admit`), and send back what its `poll`
+    returns, until it is `over`. Messages may arrive in any order, and must not be lost without a Lost. A host must not
+    outlive the caller's process.
+    """
+
+    num_workers: int  # hosts: as asked for, or as many as there is room for
+    local_backend: str  # how a host runs its envs, and by how many workers
+    local_workers: int
+
+    def start(self, index: int, deliver: Deliver) -> Link:
+        """Begin to start a host, or one in the place of an earlier one of this index. Does not wait for it.
+
+        Raises StartError where there is no room for it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give everything back, once all links were killed. May be called again."""
+
+
+class FarWorker(Worker):
+    """A block of envs in a host."""
+
+    isolated = True
+
+    def __init__(self, index: int, start: int, stop: int, assignment: bytes, office: Office):
+        super().__init__(index, start, stop)
+        self._assignment, self._office = assignment, office
+        self._link: Link | None = None
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._state = "starting"
+        self.node, self._host_pid = "", 0
+        self._lost: Lost | None = None
+        self._lock = threading.Lock()  # held while an answer is written: after `bury`, nothing is
+        self._gone = False
+        # Those of the office's thread.
+        self._commands: list[bytes] = []
+        self._posted_ns: dict[int, int] = {}
+        self._number = 0
+        self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    @property
+    def state(self) -> str:
+        return "dead" if self._lost is not None and self._state in ("starting", "running") else self._state
+
+    @property
+    def bell(self) -> SilentBell:
+        return SilentBell()  # the office is told by Office.ring
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the host has something to answer."""
+        return bool(self._posted_ns)
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        self._link = self._office.transport.start(self.index, functools.partial(self._office.deliver, self))
+        self._office.post(self, self._assignment)
+        self._assignment = b""
+
+    def built(self, deadline: Deadline) -> Summary:
+        summary, self.node, self._host_pid = self._what_it_found(deadline)
+        assert isinstance(summary, Summary)
+        return summary
+
+    def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
+        self._slab, self._wire = slab, Wire(slab)
+        mine = slice(self.start, self.stop)
+        self._sent = slab.array("requested")[mine].copy()
+        self._rows = {name: slab.array(name)[self.index] for name in COUNTERS}
+        self._base = {name: row.copy() for name, row in self._rows.items()}
+        lanes = slab.array("lane_stats")[mine].copy()
+        self._lane_base = lanes if lanes.any() else None  # an earlier host's
+        self._core = native.Block(
+            slab, self.index, self.start, self.stop, 0, False, twin.ACTION_CALL, (),
+            [None] * (self.stop - self.start), None, (None,) * 6, pool_bell, self.bell,
+        )  # fmt: skip
+        layout = slab.layout
+        facts = {
+            "first": self.start, "stop": self.stop, "frames": min(2, layout.frames),
+            "absences": "present" in layout.fields, "rows": "obs_rows" in layout.fields, "config": config,
+            "requested": self._sent,
+        }  # fmt: skip
+        self._office.post(self, pack_words("attach", facts))
+
+    def attached(self, deadline: Deadline) -> None:
+        self._what_it_found(deadline)
+        self._state = "running"
+
+    def _what_it_found(self, deadline: Deadline) -> Any:
+        """Its answer while it is being started. Raises the error of an env, or the host's own."""
+        kind, *answer = self.receive(deadline)
+        if kind == "raised":
+            env_id, error = answer
+            raise error.unpack(env_id, self.index)
+        if kind == "failed":
+            raise answer[0]
+        return answer
+
+    # ---- the side channel --------------------------------------------------------------------------------------
+
+    def send(self, *message: Any) -> None:
+        if self._lost is not None:
+            raise self.death()
+        if message[0] == "restart":
+            message = ("restart", [self._with_rows(order) for order in message[1]])
+        # Pickled here, where whoever gave it hears of what cannot be.
+        self._office.tell(self, message[0], cloudpickle.dumps(message))
+
+    def _with_rows(self, order: Order) -> tuple[Order, dict[str, Array] | None]:
+        """An order, and what the caller has seen last, which no new host knows."""
+        seen = order.last_slot < self._slab.layout.frames
+        return order, self._wire.last_rows(order.last_slot, order.lane) if seen else None
+
+    def receive(self, deadline: Deadline) -> Any:
+        try:
+            message = self._outbox.get(timeout=deadline.left)
+        except queue.Empty:
+            raise self._timed_out(deadline) from None
+        if message is _OVER:
+            self._outbox.put(_OVER)
+            raise self.death()
+        return message
+
+    # ---- the office's part -------------------------------------------------------------------------------------
+
+    def order(self, name: str, command: bytes) -> None:
+        """Take a command to the host: with the request that it belongs to, or at once."""
+        self._commands.append(command)
+        if name not in WITH_REQUESTS:
+            self._request(np.zeros(0, np.int64), np.zeros(0, np.uint64))
+
+    def ask(self, requested: Array) -> None:
+        """Send what lanes are asked that the host has not heard of, by the sequence numbers of all lanes."""
+        mine = requested[self.start : self.stop]
+        new = np.flatnonzero(mine > self._sent)
+        if len(new) and not self._gone:
+            self._request(new + self.start, mine[new])
+            self._sent[new] = mine[new]
+
+    def _request(self, lanes: Array, sequences: Array) -> None:
+        commands, self._commands = self._commands, []
+        self._posted_ns[self._number] = time.monotonic_ns()
+        self.post(self._wire.request(self._number, lanes, sequences, commands))
+        self._number += 1
+
+    def post(self, data: bytes) -> None:
+        """Send a message."""
+        if self._link is not None and self._lost is None:
+            self._link.post(data)
+
+    def peek(self) -> None:
+        """Ask what it is doing."""
+        if self._link is not None and self._lost is None:
+            self._link.peek()
+
+    def take(self, data: Any) -> None:
+        """Write what has come from the host to where the pool looks for it."""
+        if not is_words(data):
+            with self._lock:
+                if not self._gone:
+                    self._write(data)
+            return
+        words = unpack_words(data)
+        if words[0] == HOST_LIVES:
+            self._show(*words[1:])
+        elif words[0] == "died":
+            self._office.lose(self, Lost(*words[1:]))
+        else:
+            self._outbox.put(words)
+
+    def _write(self, data: Any) -> None:
+        answer = self._wire.read_answer(data)
+        for letter in answer.mail:
+            self._outbox.put(unpack(letter))
+        now = time.monotonic_ns()
+        posted = self._posted_ns.pop(answer.number, now)
+        self._count(answer, now - posted)
+        if len(answer.lanes):
+            self._wire.write_answer(answer)
+            # The last lane of an env last, as they are here. And nothing after it: who is woken by it needs the GIL.
+            self._core.publish(np.ascontiguousarray(answer.lanes), now)
+
+    def _count(self, answer: Answer, underway_ns: int) -> None:
+        """Take the host's counters over. What it counts starts with it, ours with the pool. The way there and back
+        counts as the time that it takes to wake a worker."""
+        for name, row in self._rows.items():
+            if name == "stats":
+                waking = row[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
+            np.add(self._base[name], answer.counters[name], out=row)
+        stats = self._rows["stats"]
+        stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
+        stats[counters.STAT_WAKE_NS] = waking
+        if count := len(answer.lanes):
+            stats[counters.STAT_STEPS] -= count  # which `publish` adds
+            stats[counters.STAT_PASSES] -= 1
+            rows, base = answer.lane_stats, self._lane_base
+            if base is not None:
+                base = base[answer.lanes - self.start]
+                rows = rows + base
+                longest = counters.LANE_LONGEST_NS
+                rows[:, longest] = np.maximum(base[:, longest], answer.lane_stats[:, longest])
+            self._wire.arrays["lane_stats"][run_of(answer.lanes)] = rows
+
+    def _show(self, at: int, age_ns: int, stack: str) -> None:
+        """Which env the host is busy with, for how long, and what its thread is doing."""
+        if self.waiting:
+            self._rows["stats"][[counters.STAT_SINCE_NS, counters.STAT_AT]] = time.monotonic_ns() - age_ns, at
+        self._stacks.put(stack)
+
+    def lose(self, lost: Lost) -> None:
+        """It is gone: whoever waits for it hears so."""
+        self._lost = self._lost or lost
+        self._outbox.put(_OVER)
+
+    # ---- end ---------------------------------------------------------------------------------------------------
+
+    def stack(self) -> str:
+        while not self._stacks.empty():
+            self._stacks.get()
+        self._office.peek(self)
+        with contextlib.suppress(queue.Empty):
+            return self._stacks.get(timeout=STACK_PATIENCE)
+        return ""
+
+    def condemn(self, why: str) -> None:
+        self.condemned = why
+        self._kill()
+        self._office.deliver(self, Lost(why, self._at_work()))
+
+    def _at_work(self) -> int | None:
+        at = abs(int(self._rows["stats"][counters.STAT_AT])) if self._state == "running" else 0
+        return at - 1 if at else None
+
+    def death(self) -> WorkerDied:
+        lost = self._lost or Lost("is gone")
+        envs = f"env {self.start}" if len(self.env_ids) == 1 else f"envs {self.start} to {self.stop - 1}"
+        place = f"on node {self.node}, pid {self._host_pid}, " if self.node else ""
+        message = f"worker {self.index} ({place}{envs}) {self.condemned or lost.why}"
+        if lost.env_id is not None and not self.condemned:
+            message += f"; it was running env {lost.env_id}"
+        return copy.copy(
+            WorkerDied(message, self.index, self._host_pid or None, None, self.env_ids, lost.env_id, node=self.node)
+        )
+
+    def bury(self) -> None:
+        with self._lock:
+            self._gone = True
+        self._kill()
+        self._state = "restarting"
+        while not self._outbox.empty():
+            message = self._outbox.get_nowait()
+            if message is not _OVER:
+                self._file(message)
+        self._outbox.put(_OVER)
+
+    def ask_to_close(self) -> None:
+        if self._state not in ("closing", "closed", "restarting") and self._link is not None:
+            self._state = "closing"
+            self._office.post(self, pack_words("close"))
+
+    def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
+        if self._state in ("closed", "restarting"):
+            return []
+        self.ask_to_close()
+        self._state = "closed"
+        errors: list[tuple[int, Any]] = []
+        with contextlib.suppress(ShoalError):  # it is gone, or takes too long
+            while self._link is not None:
+                message = self.receive(deadline)
+                if isinstance(message, tuple) and message[0] == "closed":
+                    errors = message[1]
+                    break
+        with self._lock:
+            self._gone = True
+        self._kill()
+        self._outbox.put(_OVER)  # for another thread that may still wait
+        self._lost = self._lost or Lost("was closed")
+        return errors
+
+    def _kill(self) -> None:
+        if self._link is not None:
+            self._link.kill()
+
+    def abandon(self) -> None:
+        self._state, self._link = "closed", None
+
+
+class Office:
+    """The thread that carries messages between a pool's slab and its hosts.
+
+    Everything that comes to it waits in one queue, so it never waits for anybody, and nobody for it; an interrupt in
+    the caller's thread cannot cut anything in two.
+    """
+
+    def __init__(self, transport: Transport):
+        self.transport = transport
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._workers: dict[int, FarWorker] = {}
+        self._dead: list[FarWorker] = []
+        self._cry: Callable[[], None] = lambda: None
+        self._look_every: float | None = None
+        self._requested: Array | None = None
+        self._thread = threading.Thread(target=self._main, name="shoal-office", daemon=True)
+        self._thread.start()
+
+    def watch(self, slab: Slab, cry: Callable[[], None], step_timeout: float | None) -> None:
+        """The pool is ready: cry when a host is lost, and ask those that take long what they are doing."""
+        self._requested, self._cry = slab.array("requested"), cry
+        if step_timeout is not None:
+            self._events.put((self._look_after, step_timeout / 4))
+        if self._dead:
+            cry()
+
+    def enlist(self, worker: FarWorker) -> None:
+        """This is the one of its index from now on."""
+        self._workers[worker.index] = worker
+
+    # ---- for the caller's thread: all of them return at once ---------------------------------------------------
+
+    def ring(self) -> int:
+        """Lanes were asked for something: take it to the hosts. None of the lanes is the caller's own to step.
+
+        The numbers are read here, in the thread that moves them: lanes that are asked together are seen together.
+        """
+        if self._requested is not None:
+            self._events.put((self._ask, self._requested.copy()))
+        return 0
+
+    def tell(self, worker: FarWorker, name: str, command: bytes) -> None:
+        """Take a command to a host."""
+        self._events.put((worker.order, name, command))
+
+    def post(self, worker: FarWorker, data: bytes) -> None:
+        """Take a whole message to a host."""
+        self._events.put((worker.post, data))
+
+    def peek(self, worker: FarWorker) -> None:
+        """Ask a host what it is doing."""
+        self._events.put((worker.peek,))
+
+    def deliver(self, worker: FarWorker, data: Any) -> None:
+        """Something has come from a host, or will never come.
+
+        Rows are written right here, by whoever brings them: to wake the office for that takes longer than to write
+        them, unless they are many. The last words of a host come after all that it has answered before.
+        """
+        if isinstance(data, Lost):
+            self._events.put((self.lose, worker, data))
+        elif len(data) > LARGE or is_words(data):
+            self._events.put((self._take, worker, data))
+        else:
+            self._take(worker, data)
+
+    def dead(self) -> list[FarWorker]:
+        """Those that were lost without being asked to leave, until they are forgotten."""
+        return list(self._dead)
+
+    def forget(self, worker: FarWorker) -> None:
+        """It was heard of."""
+        self._dead = [other for other in self._dead if other is not worker]
+
+    def close(self) -> None:
+        """End the thread, and give the transport back."""
+        self._events.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        self.transport.close()
+
+    # ---- in the thread -----------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        while True:
+            try:
+                event = self._events.get(timeout=self._look_every)
+            except queue.Empty:
+                for worker in [one for one in self._workers.values() if one.waiting]:
+                    worker.peek()
+                continue
+            if event is None:
+                return
+            event[0](*event[1:])
+
+    def _look_after(self, seconds: float) -> None:
+        self._look_every = seconds
+
+    def _ask(self, requested: Array) -> None:
+        for worker in list(self._workers.values()):
+            try:
+                worker.ask(requested)
+            except Exception as error:
+                self.lose(worker, Lost(f"could not be asked: {type(error).__name__}: {error}"))
+
+    def _take(self, worker: FarWorker, data: Any) -> None:
+        try:
+            worker.take(data)
+        except Exception as error:
+            self.lose(worker, Lost(f"has sent what cannot be read: {type(error).__name__}: {error}"))
+
+    def lose(self, worker: FarWorker, lost: Lost) -> None:
+        """A host is gone."""
+        if worker.state in ("starting", "running"):
+            worker.lose(lost)
+            self._dead.append(worker)
+            self._cry()
+        else:
+            worker.lose(lost)
+
+
+def make_transport(backend: str, options: Mapping[str, Any], num_envs: int, num_workers: int | None) -> Transport:
+    """What carries the messages of a pool with such a backend. Raises ShoalError or ValueError where it cannot be."""
+    module, name = FAR[backend]
+    transport: Transport = getattr(importlib.import_module(module), name)(dict(options), num_envs, num_workers)
+    return transport
+
+
+def pack_assignment(
+    index: int, start: int, env_fns: Sequence[bytes], registry: bytes | None, local: Mapping[str, Any]
+) -> bytes:
+    """A host's first message: what it has to build, and how it shall run it."""
+    return pack_words("build", index, start, list(env_fns), registry, dict(local))

@@ -1,0 +1,1 @@
+"""Envs of a pool that live elsewhere: their hosts, and who carries messages to them. Imported when a pool asks."""

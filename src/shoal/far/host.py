@@ -1,0 +1,343 @@
+"""Where a block of envs lives that a pool elsewhere drives: a crew of local workers behind a slab of its own.
+
+A host takes a request message, posts it to its crew as a pool would, and packs the rows that the lanes have answered.
+All that makes an env behave (autoreset, infos, errors, restarts) is done by the same steppers as anywhere; which lanes
+are asked, and what becomes of the answers, is known to the pool alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+
+from shoal import native
+from shoal.adapters.gymnasium import install_registry
+from shoal.backends.base import Worker
+from shoal.backends.launch import DEFAULT_START_METHOD
+from shoal.backends.mail import pack
+from shoal.backends.wire import HOST_LIVES, Request, Wire, is_words, pack_words, run_of, unpack_words
+from shoal.backends.worker_main import dumps_summary
+from shoal.crew import Crew
+from shoal.deadline import NEVER, Deadline
+from shoal.errors import EnvError, ShoalError, WorkerDied
+from shoal.messages import STATUS_NOTE, Note, Order, Reply, Summary
+from shoal.plan import Plan, spin_times
+from shoal.remote import PackedError, pack_error
+from shoal.rows import BATCHED
+from shoal.slab import Layout, Slab
+from shoal.spaces import flatten
+
+__all__ = ["Host"]
+
+Array = npt.NDArray[Any]
+CLOSE_TIMEOUT = 5.0  # seconds for the envs' close, until worker processes are forced
+
+
+@dataclass
+class _Job:
+    """A request under way: which of its lanes have not answered, and what lies beside the slab for its answer."""
+
+    number: int
+    lanes: Array
+    left: int
+    since_ns: int
+    letters: list[bytes] = field(default_factory=list)
+
+
+class Host:
+    """A block of envs.
+
+    For one thread, but for `peek` and `wake`. `admit` each message, and send what `poll` returns; when `over`, leave.
+
+    Args:
+        node: the machine, as people call it; goes into messages.
+    """
+
+    def __init__(self, node: str = ""):
+        self.node = node or platform.node()
+        self.over = False
+        self._crew: Crew | None = None
+        self._slab: Slab | None = None
+        self._answers: collections.deque[bytes] = collections.deque()
+        self._early: dict[int, Request] = {}  # requests that have overtaken another one
+        self._next = 0
+        self._jobs: dict[int, _Job] = {}
+        self._thread: int | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to poll for until the next message."""
+        return not self._jobs and not self._answers
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the envs are stepped by whoever polls, so that only one message after the other can be done."""
+        return self._crew is None or self._crew.inline is not None
+
+    def admit(self, data: Any) -> None:
+        """Take a message. Answers may be there at once."""
+        self._thread = threading.get_ident()
+        try:
+            if is_words(data):
+                name, *words = unpack_words(data)
+                getattr(self, f"_on_{name}")(*words)
+            else:
+                self._on_request(self._wire.read_request(data))
+        except Exception as error:
+            self._die(error)
+
+    def poll(self, deadline: Deadline = NEVER) -> list[bytes]:
+        """What is to be sent back; waits for something unless nothing is under way. Returns early when woken."""
+        try:
+            if not self._answers and self._jobs:
+                self._collect(deadline)
+        except Exception as error:
+            self._die(error)
+        found = list(self._answers)
+        self._answers.clear()
+        return found
+
+    def wake(self) -> None:
+        """Make `poll` return: there is another message to admit."""
+        if self._slab is not None:
+            self._lanes.alarm()
+
+    def peek(self) -> bytes:
+        """What the envs are doing: the one that is at it for the longest time, and the Python stack."""
+        at, age_ns, stack = 0, 0, ""
+        if self._slab is not None:
+            now = time.monotonic_ns()
+            for row in self._slab.array("stats").copy():
+                doing, since = int(row[native.STAT_AT]), int(row[native.STAT_SINCE_NS])
+                if doing and now - since > age_ns:
+                    at, age_ns = doing + (self._shift if doing > 0 else -self._shift), now - since
+        frame = sys._current_frames().get(self._thread or -1)
+        if frame is not None:
+            stack = "".join(traceback.format_stack(frame)[-8:]).rstrip()
+        return pack_words(HOST_LIVES, at, age_ns, stack)
+
+    def _die(self, error: Exception) -> None:
+        """A worker process of ours is gone, or nothing can be made of a message: so is the block, for the pool."""
+        self._jobs.clear()
+        story = str(error).partition("\n")[0]
+        if isinstance(error, WorkerDied):
+            self._answers.append(pack_words("died", f"has lost its {story}", error.env_id))
+        else:
+            self._answers.append(pack_words("died", f"cannot go on: {type(error).__name__}: {story}", None))
+        self._dismiss()
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def _on_build(
+        self, index: int, start: int, env_fns: Sequence[bytes], registry: bytes | None, local: dict[str, Any]
+    ) -> None:
+        """Build the envs: `start` is the id of the first."""
+        try:
+            install_registry(registry)
+            loaded = {data: cloudpickle.loads(data) for data in dict.fromkeys(env_fns)}
+        except Exception as error:
+            self._answers.append(pack_words("raised", start, pack_error(error, "loading its env function")))
+            return
+        alone = local["backend"] in ("serial", *BATCHED)
+        self._plan = Plan(local["backend"], 1 if alone else min(local["workers"], len(env_fns)))
+        try:
+            self._crew = Crew(
+                [loaded[data] for data in env_fns], self._plan.backend, self._plan.num_workers, DEFAULT_START_METHOD,
+                first=start, interrupts=False,
+            )  # fmt: skip
+            summaries = self._crew.build(NEVER)
+        except EnvError as error:
+            self._answers.append(pack_words("raised", error.env_id, error.packed))
+        except ShoalError as error:
+            self._answers.append(pack_words("failed", error))
+        else:
+            summary = cloudpickle.loads(dumps_summary(_merged(summaries)))
+            self._answers.append(pack_words("built", summary, self.node, os.getpid()))
+
+    def _on_attach(self, facts: dict[str, Any]) -> None:
+        """Make the slab, and be ready for requests. Lanes have the numbers that the pool gives them; rows of a slab
+        that are others' cost nothing, as nobody ever touches them."""
+        assert self._crew is not None
+        config = facts["config"]
+        # Kernels count their lanes from 0.
+        self._shift = facts["first"] if self._plan.backend in BATCHED else 0
+        first, stop = facts["first"] - self._shift, facts["stop"] - self._shift
+        spin_ns, spin_workers = spin_times(self._plan)
+        config = replace(config, publish_each=False, spin_ns=spin_workers)
+        try:
+            self._crew.move_to(first)
+            layout = Layout.plan(
+                flatten(config.observation_space), flatten(config.action_space), stop, facts["frames"],
+                len(self._crew.workers), finals=config.autoreset == "same_step", absences=facts["absences"],
+                rows=facts["rows"],
+            )  # fmt: skip
+            slab = Slab.create(layout, self._crew.shared)
+            for name in ("requested", "answered"):
+                slab.array(name)[first:stop] = facts["requested"]
+            self._crew.attach(slab, config, NEVER)
+        except ShoalError as error:
+            self._answers.append(pack_words("failed", error))
+            return
+        self._slab, self._wire, self._spin_ns = slab, Wire(slab), spin_ns
+        self._requested, self._answered = slab.array("requested"), slab.array("answered")
+        self._state, self._status, self._slot = slab.array("pending"), slab.array("status"), slab.array("slot")
+        self._owner = self._crew.owner_of_lanes()
+        self._lanes: Any = native.Lanes(slab, self._state, self._owner, *self._crew.bells(), None, 0)
+        self._out, self._job_of = np.zeros(stop, np.int64), np.zeros(stop, np.int64)
+        self._crew.watch(self._lanes.ring, self._lanes.alarm)
+        self._answers.append(pack_words("attached"))
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def _on_request(self, request: Request) -> None:
+        self._early[request.number] = request
+        while (following := self._early.pop(self._next, None)) is not None:
+            self._next += 1
+            self._begin(following)
+
+    def _begin(self, request: Request) -> None:
+        assert self._slab is not None
+        lanes = request.lanes - self._shift
+        new = request.sequences > self._requested[lanes]  # all of them, unless a message came twice
+        job = self._jobs[request.number] = _Job(request.number, lanes[new], int(new.sum()), time.monotonic_ns())
+        for command in request.commands:
+            self._obey(job, *cloudpickle.loads(command))
+        if job.left:
+            at = run_of(job.lanes)
+            for name, rows in (request.kept | request.actions).items():
+                self._wire.arrays[name][at] = rows[new]
+            # One less, since posting them moves them on: so they are the numbers by which the pool knows the answers.
+            self._requested[job.lanes] = self._answered[job.lanes] = request.sequences[new] - np.uint64(1)
+            self._job_of[job.lanes] = job.number
+            ops = request.ops[new]
+            for op in np.unique(ops):
+                self._lanes.post(np.ascontiguousarray(job.lanes[ops == op]), int(op))
+        else:
+            self._finish(job)
+
+    def _collect(self, deadline: Deadline) -> None:
+        """Wait for lanes, until a message can be answered, somebody wakes us or the deadline is over."""
+        assert self._crew is not None
+        run = None if self._crew.inline is None else self._crew.inline.run
+        while not self._answers:
+            count, *_ = self._lanes.collect(1, None, deadline.at_ns, self._spin_ns, self._out, run)
+            if count == native.COLLECT_ALARM:
+                self._lanes.heard()
+                for worker in self._crew.dead():
+                    raise worker.death()
+                return
+            if count < 0:
+                return
+            more = np.flatnonzero(self._state.astype(bool) & (self._answered == self._requested))
+            self._state[more] = 0
+            for number, left in zip(*np.unique(self._job_of[[self._out[0], *more]], return_counts=True), strict=True):
+                job = self._jobs[int(number)]
+                job.left -= int(left)
+                if not job.left:
+                    self._finish(job)
+
+    def _finish(self, job: _Job) -> None:
+        assert self._slab is not None
+        del self._jobs[job.number]
+        noted = job.lanes[(self._status[self._slot[job.lanes], job.lanes] & STATUS_NOTE) != 0]
+        notes: list[Note] = []
+        for lane in noted.tolist():
+            note = self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER)
+            notes.append(note._replace(lane=lane + self._shift))
+        letters = [pack(notes), *job.letters] if notes else job.letters
+        busy_ns = time.monotonic_ns() - job.since_ns
+        self._answers.append(self._wire.answer(job.number, busy_ns, job.lanes, letters, self._shift))
+
+    def _worker(self, lane: int) -> Worker:
+        assert self._crew is not None
+        return self._crew.workers[int(self._owner[lane])]
+
+    # ---- commands ----------------------------------------------------------------------------------------------
+
+    def _obey(self, job: _Job, name: str, *args: Any) -> None:
+        """Take a command to the workers that it concerns, and wait for what they reply, if they do."""
+        if name == "reset":
+            asked = [(lane - self._shift, *given) for lane, *given in args[0]]
+            for worker, rows in self._by_worker([lane for lane, *_ in asked]):
+                worker.send("reset", [asked[row] for row in rows])
+        elif name == "restart":
+            orders = [self._placed(order, rows) for order, rows in args[0]]
+            for worker, rows in self._by_worker([order.lane for order in orders]):
+                worker.send("restart", [orders[row] for row in rows])
+        elif name == "actions":
+            lanes, objects = args
+            for worker, rows in self._by_worker(lanes):
+                worker.send("actions", [lanes[row] for row in rows], [objects[row] for row in rows])
+        else:
+            job.letters.append(self._call(name, *args))
+
+    def _placed(self, order: Order, last: dict[str, Array] | None) -> Order:
+        """An order whose last answer lies here, where the lane will not be written next."""
+        assert self._slab is not None
+        if last is None:
+            return order
+        slot = int(self._slot[order.lane])
+        for name, row in last.items():
+            self._wire.arrays[name][slot, order.lane] = row
+        return order._replace(last_slot=slot)
+
+    def _call(self, name: str, ticket: int, lanes: Sequence[int], *args: Any) -> bytes:
+        """A command that is replied to; of those whose last argument has one value for each lane, each gets its own."""
+        lanes = [lane - self._shift for lane in lanes]
+        each = name in ("set", "load")
+        tickets = []
+        for worker, rows in self._by_worker(lanes):
+            given = (*args[:-1], [args[-1][row] for row in rows]) if each else args
+            tickets.append((worker, worker.call(name, [lanes[row] for row in rows], *given), rows))
+        values: list[Any] = [None] * len(lanes)
+        for worker, own_ticket, rows in tickets:
+            for row, value in zip(rows, worker.reply(own_ticket, NEVER), strict=True):
+                values[row] = value
+        return pack(Reply(ticket, values))
+
+    def _by_worker(self, lanes: Sequence[int]) -> list[tuple[Worker, list[int]]]:
+        """The workers of these lanes, and the places of each one's."""
+        groups: dict[int, list[int]] = {}
+        for row, lane in enumerate(lanes):
+            groups.setdefault(int(self._owner[lane]), []).append(row)
+        assert self._crew is not None
+        return [(self._crew.workers[index], rows) for index, rows in groups.items()]
+
+    # ---- end ---------------------------------------------------------------------------------------------------
+
+    def _on_close(self) -> None:
+        self._jobs.clear()
+        self._answers.append(pack_words("closed", self._dismiss()))
+
+    def _dismiss(self) -> list[tuple[int, PackedError]]:
+        self.over = True
+        crew, self._crew = self._crew, None
+        errors = [] if crew is None else crew.dismiss(Deadline.after(CLOSE_TIMEOUT))
+        if self._slab is not None:
+            self._slab.close()
+        return errors
+
+
+def _merged(summaries: Sequence[Summary]) -> Summary:
+    """What several workers tell about their envs, as if they were one."""
+    spaces: list[Any] = []
+    which = []
+    for summary in summaries:
+        for pair in summary.spaces:
+            if pair not in spaces:
+                spaces.append(pair)
+        which += [spaces.index(summary.spaces[place]) for place in summary.which]
+    lanes = [one for summary in summaries for one in summary.lanes]
+    return replace(summaries[0], spaces=spaces, which=which, identities=[], lanes=lanes)

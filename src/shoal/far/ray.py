@@ -1,0 +1,447 @@
+"""Blocks of envs in the actors of a Ray cluster: one call of an actor, with one buffer each way, is a batch of it.
+
+Several calls of one actor may be under way; Ray brings the next message while the actor still steps, which is how the
+network's time is hidden.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from shoal.backends.far import Deliver, Lost, Transport
+from shoal.checks import check_choice, number, positive_number, whole_number
+from shoal.errors import StartError
+from shoal.far.delay import DelayedTransport
+from shoal.far.host import Host
+from shoal.rows import BATCHED
+
+__all__ = ["RayOptions", "RayTransport"]
+
+INSTALL = 'backend="ray" needs Ray, which is not installed: pip install "shoal[ray]"'
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+LOCAL_BACKENDS = ("serial", "threads", "processes", *BATCHED)
+ROOM_PATIENCE = 5.0  # seconds until what a closed pool has given back must be free again, as far as the cluster knows
+REACH_TIMEOUT = 3.0  # seconds for a cluster's address to be answered at
+HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # answered by any gRPC server
+BY_BUFFER = 1 << 16  # bytes from which a message travels beside the pickle, without a copy
+MOST_CALLS = 32  # of one actor at a time, where its own workers can do several
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """`backend_options` of backend="ray".
+
+    Attributes:
+        address: of a running cluster, "host:port" or "auto"; "local" for one of this process alone; None for what
+            ray.init takes by itself: RAY_ADDRESS, a cluster that this machine belongs to, or one of this process
+            alone. What was started here ends with the last pool that uses it. Where ray.init was called before, that
+            cluster is used, and left alone.
+        num_cpus, num_gpus, resources: what each actor needs.
+        placement: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD", as Ray's placement groups; None leaves it to Ray.
+        labels: actors go to nodes with these labels only.
+        runtime_env: of the actors, as Ray has it.
+        local_backend: how an actor runs its envs: "serial", "threads", "processes", "compiled" or "jax". By default
+            "processes" where it has several CPUs, else "serial".
+        local_workers: by how many workers; by default as many as it has CPUs.
+        place_timeout: seconds until Ray must have started an actor.
+        delay: seconds by which every message, there and back, is held up; to try out what a network would do.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1
+    num_gpus: float = 0
+    resources: Mapping[str, float] | None = None
+    placement: str | None = None
+    labels: Mapping[str, str] | None = None
+    runtime_env: Mapping[str, Any] | None = None
+    local_backend: str | None = None
+    local_workers: int | None = None
+    place_timeout: float = 60.0
+    delay: float = 0.0
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any]) -> RayOptions:
+        """Raises ValueError for those that make no sense."""
+        known = [one.name for one in fields(cls)]
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise ValueError(f"backend_options: expected {', '.join(known)}, found {', '.join(unknown)}")
+        options = cls(**given)
+        for name in ("num_cpus", "num_gpus", "delay"):
+            number(f"backend_options: {name}", getattr(options, name), 0, 1e6)
+        positive_number("backend_options: place_timeout", options.place_timeout)
+        if options.placement is not None:
+            check_choice("backend_options: placement", options.placement, PLACEMENTS)
+        if options.local_backend is not None:
+            check_choice("backend_options: local_backend", options.local_backend, LOCAL_BACKENDS)
+        if options.local_workers is not None:
+            whole_number("backend_options: local_workers", options.local_workers, 1, 2**20)
+        if options.address is not None and options.address.startswith("ray://"):
+            raise ValueError(
+                f"backend_options: address {options.address!r} is one of Ray Client: run the script on a machine of "
+                'the cluster, with its "host:port" or "auto"'
+            )
+        return options
+
+    @property
+    def needs(self) -> dict[str, float]:
+        """What one actor takes of a cluster."""
+        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
+        return {name: amount for name, amount in wanted.items() if amount > 0}
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise StartError(INSTALL) from error
+    return ray
+
+
+class Outpost:
+    """What an actor is: a host, whose messages are arguments and results of `serve`."""
+
+    def __init__(self) -> None:
+        ray = _ray()
+        node = ray.get_runtime_context().get_node_id()
+        self._host = Host(f"{ray.util.get_node_ip_address()} ({node[:8]})")
+        self._inbox: queue.SimpleQueue[tuple[Any, Future[list[Any]]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def serve(self, data: Any) -> list[Any]:
+        """Take a message; the answers that are there when it is done with, of others too that had overtaken it."""
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and self._host.takes_turns:
+                    self._host.admit(data)
+                    return _light(self._all())
+                self._thread = self._thread or self._start()
+        answers: Future[list[Any]] = Future()
+        self._inbox.put((data, answers))
+        self._host.wake()
+        return _light(answers.result())
+
+    def _all(self) -> list[bytes]:
+        answers = self._host.poll()
+        while not self._host.idle:
+            answers += self._host.poll()
+        return answers
+
+    def _start(self) -> threading.Thread:
+        thread = threading.Thread(target=self._main, name="shoal-host", daemon=True)
+        thread.start()
+        return thread
+
+    def _main(self) -> None:
+        """Where workers of the actor's own step the envs: take messages while others are under way."""
+        waiting: list[Future[list[Any]]] = []
+        while True:
+            while self._host.idle or not self._inbox.empty():
+                data, answers = self._inbox.get()
+                waiting.append(answers)
+                self._host.admit(data)
+                if self._host.idle:  # it has come too early, and is answered with the one before it
+                    waiting.pop().set_result([])
+            for answer in self._host.poll():
+                waiting.pop(0).set_result([answer])
+
+    def alive(self) -> None:
+        """Returns once there is an actor."""
+
+    def peek(self) -> bytes:
+        """What the envs are doing, asked while they are at it."""
+        return self._host.peek()
+
+
+def _light(answers: list[bytes]) -> list[Any]:
+    """Large ones as arrays, which Ray neither copies nor pickles."""
+    return [np.frombuffer(one, np.uint8) if len(one) >= BY_BUFFER else one for one in answers]
+
+
+class _Cluster:
+    """The connection of this process to Ray, and whether it is ours to end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users, self._ours = 0, False
+
+    def enter(self, address: str | None) -> Any:
+        """Connect, unless somebody has: the ray module."""
+        ray = _ray()
+        with self._lock:
+            if ray.is_initialized():
+                self._check(ray, address)
+            else:
+                self._connect(ray, address)
+                self._ours, self._users = True, 0
+            self._users += 1
+        return ray
+
+    def leave(self) -> None:
+        """The last one out shuts down what we have started."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._ours:
+                self._ours = False
+                _ray().shutdown()
+
+    @staticmethod
+    def _check(ray: Any, address: str | None) -> None:
+        found = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", found):
+            raise StartError(
+                f"Ray is connected to {found} in this process already, and backend_options ask for "
+                f"address={address!r}: call ray.shutdown() first, or leave the address out"
+            )
+
+    @staticmethod
+    def _connect(ray: Any, address: str | None) -> None:
+        if address is not None and ":" in address:
+            _check_address(address)
+        joining = address not in (None, "local")
+        try:
+            ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
+                     logging_level="ERROR", configure_logging=False)  # fmt: skip
+        except Exception as error:
+            where = f"the cluster at address={address!r} cannot be joined" if joining else "Ray cannot be started here"
+            raise StartError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+_cluster = _Cluster()
+
+
+def _check_address(address: str) -> None:
+    """Raise StartError unless somebody speaks gRPC there: Ray would wait for a long time, or for ever."""
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return  # who does not know the keys gets no answer
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), REACH_TIMEOUT) as probe:
+            probe.settimeout(REACH_TIMEOUT)
+            probe.sendall(HTTP2_HELLO)
+            if probe.recv(4)[3:] != b"\x04":  # the head of a frame with settings
+                raise OSError("what answers there does not speak gRPC")
+    except (OSError, ValueError) as error:
+        raise StartError(f"no Ray cluster answers at address={address!r}: {error}") from error
+
+
+class RayTransport:
+    """Actors of a cluster, one for each block."""
+
+    def __new__(cls, options: dict[str, Any], num_envs: int, num_workers: int | None) -> Any:
+        """With a delay, one that holds messages back."""
+        transport = super().__new__(cls)
+        delay = RayOptions.checked(options).delay
+        if not delay:
+            return transport
+        transport.__init__(options, num_envs, num_workers)  # type: ignore[misc]
+        inner: Transport = transport
+        return DelayedTransport(inner, delay)
+
+    def __init__(self, options: dict[str, Any], num_envs: int, num_workers: int | None):
+        self.options = RayOptions.checked(options)
+        self.local_workers = self.options.local_workers or max(1, math.floor(self.options.num_cpus))
+        self.local_backend = self.options.local_backend or ("processes" if self.local_workers > 1 else "serial")
+        if num_workers is not None:
+            whole_number("num_workers", num_workers, 1, 2**20)
+        self._ray = _cluster.enter(self.options.address)
+        self._closed, self._group = False, None
+        try:
+            self.num_workers = min(num_envs, num_workers or self._free() or 1)
+            self._await_room(self.num_workers)
+            if self.options.placement is not None:
+                self._group = self._reserve(self.num_workers)
+            several = self.local_backend in ("threads", "processes")
+            self._actor = self._ray.remote(concurrency_groups={"control": 2})(Outpost)
+            self._actor_options = {
+                "num_cpus": self.options.num_cpus, "num_gpus": self.options.num_gpus,
+                "resources": dict(self.options.resources or {}) or None, "max_restarts": 0, "max_task_retries": 0,
+                "max_concurrency": MOST_CALLS if several else 1, **self._given(),
+            }  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+
+    def _given(self) -> dict[str, Any]:
+        """Options of an actor that older versions of Ray need not know."""
+        given: dict[str, Any] = {}
+        if self.options.runtime_env is not None:
+            given["runtime_env"] = dict(self.options.runtime_env)
+        if self.options.labels and self._group is None:
+            given["label_selector"] = dict(self.options.labels)
+        return given
+
+    # ---- room --------------------------------------------------------------------------------------------------
+
+    def _free(self) -> int:
+        """How many actors there is room for now."""
+        free = self._ray.available_resources()
+        needs = self.options.needs
+        return min((math.floor(free.get(name, 0.0) / amount) for name, amount in needs.items()), default=2**20)
+
+    def _most(self) -> int:
+        """How many there would be room for if nobody else were there."""
+        total, labels = 0, (self.options.labels or {}).items()
+        for node in self._ray.nodes():
+            own = node.get("Labels") or {}
+            if node["Alive"] and all(own.get(key) == value for key, value in labels):
+                has, needs = node["Resources"], self.options.needs
+                room = (math.floor(has.get(name, 0.0) / amount) for name, amount in needs.items())
+                total += min(room, default=2**20)
+        return total
+
+    def _await_room(self, count: int) -> None:
+        """Raise StartError where so many actors cannot be placed, rather than wait for somebody to add a node."""
+        most = self._most()
+        if most < count:
+            raise self._no_room(count, "has room for", most)
+        deadline = time.monotonic() + ROOM_PATIENCE
+        while (free := self._free()) < count:
+            if time.monotonic() > deadline:
+                raise self._no_room(count, "has, beside what others use, room for", free)
+            time.sleep(0.1)
+
+    def _no_room(self, count: int, words: str, room: int) -> StartError:
+        needs = ", ".join(f"{amount:g} {name}" for name, amount in self.options.needs.items())
+        labels = f" on nodes with the labels {dict(self.options.labels)}" if self.options.labels else ""
+        has = ", ".join(
+            f"{v:g} {k}" for k, v in sorted(self._ray.cluster_resources().items()) if k in self.options.needs
+        )
+        return StartError(
+            f"{count} Ray actors with {needs} each{labels} are needed, and the cluster ({has or 'none of these'}) "
+            f"{words} {room}: use fewer workers, or give backend_options with a smaller num_cpus"
+        )
+
+    def _reserve(self, count: int) -> Any:
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        labels = {"bundle_label_selector": [dict(self.options.labels)] * count} if self.options.labels else {}
+        bundles = [self.options.needs or {"CPU": 0.001}] * count
+        group = placement_group(bundles, strategy=self.options.placement, **labels)
+        if not group.wait(self.options.place_timeout if self._fits_strictly(count) else 1.0):
+            remove_placement_group(group)
+            raise StartError(
+                f"Ray cannot place {count} actors with placement={self.options.placement!r} on the nodes that there "
+                "are: use fewer workers, or another placement"
+            )
+        return group
+
+    def _fits_strictly(self, count: int) -> bool:
+        """Whether nodes are enough for what is asked: Ray itself would wait for more of them."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        return self.options.placement != "STRICT_SPREAD" or len(alive) >= count
+
+    # ---- hosts -------------------------------------------------------------------------------------------------
+
+    def start(self, index: int, deliver: Deliver) -> RayLink:
+        """See Transport."""
+        options = dict(self._actor_options)
+        if self._group is not None:
+            from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, index)
+        elif self._most() < 1:
+            raise self._no_room(1, "has room for", 0)
+        try:
+            actor = self._actor.options(**options).remote()
+        except Exception as error:
+            raise StartError(f"Ray cannot start an actor: {type(error).__name__}: {error}") from error
+        return RayLink(self._ray, actor, deliver, self.options.place_timeout)
+
+    def close(self) -> None:
+        """See Transport."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._group is not None:
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(self._group)
+        _cluster.leave()
+
+
+class RayLink:
+    """One actor."""
+
+    def __init__(self, ray: Any, actor: Any, deliver: Deliver, place_timeout: float):
+        self._ray, self._actor, self._deliver = ray, actor, deliver
+        self._serve = actor.serve
+        self._killed = False
+        self._placed = threading.Timer(place_timeout, self._give_up, (place_timeout,))
+        self._placed.daemon = True
+        self._placed.start()
+        alive = actor.alive.options(concurrency_group="control").remote()
+        alive.future().add_done_callback(lambda _: self._placed.cancel())
+
+    def post(self, data: bytes) -> None:
+        """See Link."""
+        argument = np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data
+        self._call(self._serve, argument)
+
+    def peek(self) -> None:
+        """See Link."""
+        self._call(self._actor.peek.options(concurrency_group="control"))
+
+    def _call(self, method: Any, *args: Any) -> None:
+        try:
+            method.remote(*args).future().add_done_callback(self._answered)
+        except Exception as error:  # Ray was shut down under our feet, say
+            self._deliver(Lost(_story(error)))
+
+    def _answered(self, future: Future[Any]) -> None:
+        """In a thread of Ray's own: hand over, and return."""
+        if self._killed:
+            return
+        error = future.exception()
+        if error is not None:
+            self._deliver(Lost(_story(error)))
+            return
+        result = future.result()
+        for answer in result if isinstance(result, list) else [result]:
+            self._deliver(answer)
+
+    def _give_up(self, seconds: float) -> None:
+        self.kill()
+        self._deliver(Lost(f"was not started by Ray within place_timeout={seconds:g} s"))
+
+    def kill(self) -> None:
+        """See Link."""
+        self._placed.cancel()
+        if not self._killed:
+            self._killed = True
+            try:
+                self._ray.kill(self._actor, no_restart=True)
+            except Exception:
+                return  # it is gone, or Ray is
+
+
+def _story(error: BaseException) -> str:
+    """Why an actor does not answer, to go on after its name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines)
+    if "node has died" in text or "node died" in text or "NODE_DIED" in text:
+        return "died with its node"
+    if "running low on memory" in text:
+        return "was ended by Ray because its node ran out of memory: use fewer envs, or larger nodes"
+    if type(error).__name__ == "ActorUnavailableError":
+        return "cannot be reached any more: its node, or the way there, is gone"
+    if "connection error code 2" in text or "died unexpectedly" in text:
+        return (
+            "has ended without a word: somebody has killed it, the system for want of memory perhaps, or native code "
+            "of an env crashed"
+        )
+    details = [line for line in lines if "exit detail" in line or "exit type" in line or "killed" in line]
+    found = " ".join(details) or (lines[0] if lines else "Ray gives no reason")
+    return f"is gone: {type(error).__name__}: {found[:400]}"
