@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,37 +12,12 @@ from gymnasium import Space
 
 from shoal.errors import BadCall
 from shoal.spaces import Leaf, array_leaves, assemble, get_path
+from shoal.trajectory import Rollout
 
 __all__ = ["ANSWERS", "Rollout", "roll_out"]
 
 Array = npt.NDArray[Any]
 ANSWERS = ("reward", "terminated", "truncated", "episode_return", "episode_length")
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """What has happened in `steps` steps of all lanes. All arrays are the caller's own.
-
-    Attributes:
-        obs: [steps + 1, lanes, ...], nested as the space is: `obs[t]` is what the policy saw when it chose
-            `actions[t]`, and the last one is where it all ended.
-        actions: [steps, lanes, ...], nested as the space is.
-        reward, terminated, truncated, episode_return, episode_length: [steps, lanes], the answers to `actions[t]`.
-        began: bool [steps + 1, lanes], where `obs[t]` is the first of an episode. Under `autoreset="next_step"`, the
-            action before it was ignored.
-        final_obs: [steps, lanes, ...] under `autoreset="same_step"`, else None: the last observation of each episode
-            that `actions[t]` ended, and zeros elsewhere.
-    """
-
-    obs: Any
-    actions: Any
-    reward: Array
-    terminated: Array
-    truncated: Array
-    began: Array
-    episode_return: Array
-    episode_length: Array
-    final_obs: Any
 
 
 class _Record:

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rllib_ppo.py"
-
-
-MISSING = importlib.util.find_spec("ray") is None or importlib.util.find_spec("tree") is None  # which RLlib needs
+MISSING = any(importlib.util.find_spec(name) is None for name in ("ray", "tree", "pyarrow"))  # which RLlib needs
 
 
 @pytest.mark.skipif(MISSING, reason="RLlib is not installed: make test-rllib does that, in an environment of its own")

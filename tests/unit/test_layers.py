@@ -23,7 +23,7 @@ LAYERS = (
     ("slab", "header", "group"),
     ("adapters", "remote"),
     ("state", "messages"),
-    ("rows", "groups", "block", "measurement"),
+    ("rows", "groups", "block", "measurement", "trajectory"),
     ("group_stepper",),
     ("compiled",),
     ("specs", "stats", "verdict", "batch", "snapshot", "emulation"),

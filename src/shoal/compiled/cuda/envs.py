@@ -21,8 +21,8 @@ from shoal.compiled.pool_envs import find_class
 from shoal.compiled.template import row_shape, wide_type
 from shoal.errors import BadAction, BadCall
 from shoal.group import MODES
-from shoal.rollout import Rollout
 from shoal.spaces import assemble, get_path
+from shoal.trajectory import Rollout
 
 __all__ = ["CudaEnvs"]
 
