@@ -1,24 +1,29 @@
 """The model of far pools (shoal.scaling) against backend="ray" on one machine, and what it says of many machines.
 
-- constants: what a batch, a message, a lane and a byte cost the driver and an actor, by their CPU time in runs of envs that
-  do nothing (full batches of several sizes; least squares without negative costs), and the transport's own round trip
-- check: envs that sleep, with delays injected into every message; steps/s as measured and as predicted from the constants of
-  the same run and from the time that steps took (the hosts' counters), and the quartiles of predicted / measured
-- plot: what the model predicts for 1 to 1000 nodes, as a picture; measures nothing
+- constants: what a batch, a message, a lane and a byte cost the driver and an actor, by the CPU time of their threads
+  in runs of envs that do nothing (full batches of several sizes; least squares without negative costs), and the
+  transport's own round trip
+- check: envs that sleep, with delays injected into every message; steps/s as measured and as predicted from the
+  constants of the same run and from the time that steps took (the hosts' counters), and the quartiles of
+  predicted / measured
+- nodes: what the model predicts for 1 to 1000 nodes and how many envs hide which round trip, as tables, and with --plot
+  as a picture beside the check, which is read from the results of an earlier run; measures nothing
 
 Envs sleep rather than compute, so that a machine with few cores can stand for many. Points of the check run in an order
 that is drawn at random, so that a busy while of the machine hits no part of the grid alone.
 
 python benchmarks/scaling_model.py --parts constants check
-python benchmarks/scaling_model.py --parts plot --plot docs/scaling.png
+python benchmarks/scaling_model.py --parts nodes --plot docs/scaling.png
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
+import os
 import random
 import statistics
 import time
@@ -32,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
-from shoal.scaling import Costs, Setup, StepTime, bounds, simulate
+from shoal.scaling import Advice, Cluster, Costs, Setup, StepTime, advise, simulate
 from shoal.scaling.model import ANSWER_LANE, LARGE
 
 RESULTS = Path(__file__).parent / "results"
@@ -99,18 +104,32 @@ LOADS = [
 
 
 def clock_of_host(env: Any) -> tuple[int, float]:
-    import os
-
-    return os.getpid(), time.process_time()
+    """Which actor this is, and the CPU seconds of its thread that steps envs: its others work at the same time."""
+    return os.getpid(), time.thread_time()
 
 
 def hosts_cpu(pool: Any) -> float:
-    """CPU seconds of all actors, so far."""
+    """CPU seconds of all actors' threads, so far."""
     return sum(dict(pool.apply(clock_of_host)).values())
 
 
+def threads_cpu() -> dict[str, float]:
+    """CPU seconds of each thread of this process, so far."""
+    found = {}
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            found[thread.name] = int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return found
+
+
+def one_after_the_other(before: dict[str, float], after: dict[str, float]) -> float:
+    """CPU seconds of the driver that cannot overlap: those of the caller and of the busiest of the other threads."""
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+    return spent.pop(str(os.getpid())) + max(spent.values())
+
+
 def cost_of(load: Load, seconds: float) -> dict[str, float]:
-    """CPU seconds of the driver and of the actors for one batch."""
+    """Seconds of the driver and of the actors for one batch."""
     pool = on_ray(functools.partial(Sleeper, obs_bytes=load.obs_bytes), load.envs, load.actors, load.envs)
     try:
         pool.reset(seed=0)
@@ -125,11 +144,16 @@ def cost_of(load: Load, seconds: float) -> dict[str, float]:
                 trips.append(time.perf_counter() - began)
 
         run(WARM_UP)
-        hosts, driver = hosts_cpu(pool), time.process_time()
+        hosts, driver, all_threads = hosts_cpu(pool), threads_cpu(), time.process_time()
         run(seconds)
-        driver = time.process_time() - driver
+        all_threads = time.process_time() - all_threads
+        serial = one_after_the_other(driver, threads_cpu())
         hosts = hosts_cpu(pool) - hosts
-        return {"driver": driver / len(trips), "hosts": hosts / len(trips), "trip": statistics.median(trips)}
+        batches = len(trips)
+        return {
+            "driver": serial / batches, "hosts": hosts / batches, "trip": statistics.median(trips),
+            "all": all_threads / batches,
+        }  # fmt: skip
     finally:
         pool.close()
 
@@ -156,19 +180,22 @@ def constants(options: argparse.Namespace) -> Costs:
     for _ in range(options.rounds):
         for load in random.sample(LOADS, len(LOADS)):
             seen[load].append(cost_of(load, options.seconds))
-    middle = {load: {key: statistics.median(one[key] for one in many) for key in many[0]} for load, many in seen.items()}
+    middle = {
+        load: {key: statistics.median(one[key] for one in many) for key in many[0]} for load, many in seen.items()
+    }
     rows = [[1.0, load.actors, load.large, load.envs, load.envs * (load.obs_bytes + 8.0)] for load in LOADS]
     of_driver = fitted(rows, [middle[load]["driver"] for load in LOADS])
     of_hosts = fitted([row[1:] for row in rows], [middle[load]["hosts"] for load in LOADS])
     alone = middle[Load(1, 1, 16)]
-    # What lies on the way of a single message, and is neither the driver's nor the actor's own.
+    # What lies on the way of a single message beside that: sockets, other threads, and waking up.
     transport = max(0.0, alone["trip"] - alone["driver"] - alone["hosts"])
     found = Costs(*of_driver, *of_hosts, transport)
-    table = Table("actors", "envs", "bytes", "driver", "fit", "actors'", "fit", "round trip", title="us for a batch")
+    table = Table("actors", "envs", "bytes", "driver", "fit", "actors'", "fit", "round trip", "driver, all threads",
+                  title="us for a batch")  # fmt: skip
     for load, row in zip(LOADS, rows, strict=True):
         one = middle[load]
         fits = np.dot(row, of_driver), np.dot(row[1:], of_hosts)
-        cells = (one["driver"], fits[0], one["hosts"], fits[1], one["trip"])
+        cells = (one["driver"], fits[0], one["hosts"], fits[1], one["trip"], one["all"])
         table.add_row(*map(str, load), *(f"{1e6 * cell:,.0f}" for cell in cells))
     Console().print(table, found)
     return found
@@ -232,15 +259,16 @@ def check(options: argparse.Namespace, costs: Costs) -> list[dict[str, Any]]:
     for point, runs in seen.items():
         ratios = [predicted(point, step, costs) / rate for rate, step in runs]
         rate, step = statistics.median(rate for rate, _ in runs), statistics.median(step.mean for _, step in runs)
-        found.append({**point._asdict(), "rate": rate, "real_step": step, "ratios": ratios})
+        found.append({**point._asdict(), "rate": rate, "real_step": step, "ratios": ratios,
+                      "runs": [(rate, step.mean) for rate, step in runs]})  # fmt: skip
     table = Table("step", "spread", "delay", "in flight", "actors", "measured", "predicted / measured", title="steps/s")
     for one in found:
         middle = statistics.median(one["ratios"])
         table.add_row(f"{1e3 * one['step']:g} ms", f"{one['spread']:g}", f"{1e3 * one['delay']:g} ms",
                       str(one["in_flight"]), str(one["actors"]), f"{one['rate']:,.0f}", f"{middle:.2f}")  # fmt: skip
     Console().print(table)
-    for name, part in (("delay", (0.0, 5e-3, 20e-3)), ("in_flight", (1, 2, 4, 8)), ("actors", (1, 2)), ("spread", (0.0, 1.0))):
-        for value in part:
+    for name in ("delay", "in_flight", "actors", "spread"):
+        for value in sorted({one[name] for one in found}):
             say_quartiles(f"{name} {value:g}", [one for one in found if one[name] == value])
     say_quartiles("all", found)
     return found
@@ -251,26 +279,121 @@ def say_quartiles(name: str, found: list[dict[str, Any]]) -> None:
     low, middle, high = np.percentile(ratios, (25, 50, 75))
     off = np.percentile(np.abs(np.log(ratios)), (50, 90))
     within = f"half within {np.expm1(off[0]):.0%}, nine in ten within {np.expm1(off[1]):.0%}"
-    Console().print(f"{name}: predicted / measured {middle:.2f} ({low:.2f} to {high:.2f}), {within}; {len(ratios)} points")
+    ratio = f"predicted / measured {middle:.2f} ({low:.2f} to {high:.2f})"
+    Console().print(f"{name}: {ratio}, {within}; {len(ratios)} points")
+
+
+# ---- many nodes ------------------------------------------------------------------------------------------------------
+
+CORES, ENVS_PER_CORE = 32, 4
+NETWORK = {"latency": 0.5e-3, "bandwidth": 10e9 / 8, "policy": 1e-3, "policy_lane": 1e-6}
+NODES = (1, 3, 10, 30, 100, 300, 1000)
+WORKLOADS = {
+    "0.1 ms, 100 bytes": (StepTime(0.1e-3, 0.3), 100),
+    "2 ms, 28 kB (images)": (StepTime(2e-3, 0.3), 28_224),
+    "20 ms, 1 kB": (StepTime(20e-3, 0.5), 1000),
+    "200 ms, 1 kB": (StepTime(200e-3, 1.0), 1000),
+}
+STEPS, TRIPS = (1e-3, 10e-3, 100e-3), (0.5e-3, 5e-3, 20e-3, 100e-3)
+PER_WORKER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+GOAL = 0.9  # of the time, for workers that are called busy
+
+
+def many_nodes() -> dict[str, list[Advice]]:
+    """The best way to run each workload on each number of nodes."""
+    found = {}
+    for name, (step, obs_bytes) in WORKLOADS.items():
+        clusters = [Cluster(step, CORES * ENVS_PER_CORE * n, n, CORES, obs_bytes, **NETWORK) for n in NODES]
+        found[name] = [advise(one) for one in clusters]
+    table = Table(
+        "step", "nodes", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", title="predicted"
+    )
+    for name, advices in found.items():
+        for one in advices:
+            setup, now = one.setup, one.prediction
+            table.add_row(name, str(one.cluster.nodes), f"{now.rate:,.0f}", f"{now.busy['envs']:.0%}", one.limit,
+                          f"{setup.actors}", f"{setup.batch_size:,}", f"{setup.in_flight:.0f}")  # fmt: skip
+    Console().print(table)
+    return found
+
+
+def envs_that_hide(step: float, trip: float, in_flight: int) -> int | None:
+    """How many envs each worker needs to be busy in spite of such a round trip; 4 actors with 8 workers each."""
+    for count in PER_WORKER:
+        size = max(1, 4 * 8 * count // in_flight)
+        pool = Setup(StepTime(step), 4, 8 * count, size, 8, obs_bytes=100, round_trip=trip)
+        if simulate(pool).busy["envs"] >= GOAL:
+            return count
+    return None
+
+
+def hidden_latency() -> None:
+    depths = (1, 2, 4, 8)
+    table = Table("step", "round trip", *(f"{depth} in flight" for depth in depths), title="envs per worker")
+    for step, trip in itertools.product(STEPS, TRIPS):
+        counts = [envs_that_hide(step, trip, depth) for depth in depths]
+        table.add_row(
+            f"{1e3 * step:g} ms", f"{1e3 * trip:g} ms", *("never" if one is None else str(one) for one in counts)
+        )
+    Console().print(table)
+
+
+def plot(found: dict[str, list[Advice]], checked: list[dict[str, Any]], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for name, advices in found.items():
+        (line,) = left.plot(NODES, [one.prediction.rate for one in advices], marker="o", markersize=4, label=name)
+        ideal = [one.most["envs"] for one in advices]
+        left.plot(NODES, ideal, linestyle=":", linewidth=1, color=line.get_color())
+    left.set(xscale="log", yscale="log", xlabel="nodes of 32 cores, 4 envs per core", ylabel="steps/s, one driver")
+    left.set_title("predicted; dotted: the envs alone", fontsize=10, loc="left")
+    left.legend(fontsize=8, title="a step takes, and sends", title_fontsize=8)
+    for actors, marker in ((1, "o"), (2, "s")):
+        some = [one for one in checked if one["actors"] == actors]
+        right.scatter([one["rate"] for one in some], [one["rate"] * statistics.median(one["ratios"]) for one in some],
+                      s=14, marker=marker, label=f"{actors} actor" + "s" * (actors > 1))  # fmt: skip
+    ends = [50, 5000]
+    right.plot(ends, ends, color="#888888", linewidth=1)
+    right.set(xscale="log", yscale="log", xlabel="measured steps/s, with delays injected", ylabel="predicted steps/s")
+    right.set_title("the check on one machine", fontsize=10, loc="left")
+    right.legend(fontsize=8)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=0.7, help="length of each run (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (%(default)s)")
-    parser.add_argument("--parts", nargs="+", choices=("constants", "check"), default=["constants", "check"])
+    parts = ("constants", "check", "nodes")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts), metavar="PART", help=", ".join(parts))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results (%(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="save a picture of the nodes and of the check")
     options = parser.parse_args()
-    random.seed(0)
-    import ray
+    results = options.out / "scaling_model.json"
+    document = json.loads(results.read_text()) if results.exists() else {"costs": {}, "check": []}
+    if {"constants", "check"} & set(options.parts):
+        import ray
 
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    costs = constants(options) if "constants" in options.parts else Costs()
-    found = check(options, costs) if "check" in options.parts else []
-    ray.shutdown()
-    options.out.mkdir(parents=True, exist_ok=True)
-    document = {"costs": asdict(costs), "check": found}
-    (options.out / "scaling_model.json").write_text(json.dumps(document, indent=1))
+        random.seed(0)
+        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        if "constants" in options.parts:
+            document["costs"] = asdict(constants(options))
+        if "check" in options.parts:
+            document["check"] = check(options, Costs(**document["costs"]))
+        ray.shutdown()
+        options.out.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps(document, indent=1))
+    if "nodes" in options.parts:
+        hidden_latency()
+        found = many_nodes()
+        if options.plot:
+            plot(found, document["check"], options.plot)
 
 
 if __name__ == "__main__":

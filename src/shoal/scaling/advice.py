@@ -1,8 +1,9 @@
-"""What to do with a cluster: what limits a pool, and how many actors, how large a batch and how many in flight it needs."""
+"""What to do with a cluster: what limits a pool there; how many actors and batches in flight it needs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.checks import number, whole_number
@@ -11,8 +12,10 @@ from shoal.scaling.simulation import Prediction, simulate
 
 __all__ = ["Advice", "Cluster", "advise", "limits"]
 
-DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # batches in flight that are tried
+DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
 MARGIN = 0.97  # more batches, or more actors, must be worth more than this
+IDLE = 0.02  # a part that is busy for less of the time cannot be in the way
+CLOSE = 1.3  # a limit that gains less than this when it gets twice as good has another one close behind it
 NOTICED = 1.05  # a part that is no limit gains less than this when it gets twice as good
 
 
@@ -104,7 +107,9 @@ def advise(cluster: Cluster) -> Advice:
                 best = setup, found
     assert best is not None
     setup, prediction = best
-    limit, gains = limits(setup, prediction)
+    # A better part may want more batches in flight: where one queue is shorter, others are longer.
+    sizes = [] if cluster.batch_size else [-(-setup.batch_size // 4)]
+    limit, gains = limits(setup, prediction, sizes)
     most = bounds(setup)
     one_driver = min(most["driver"], most["driver's link"], most["policy"])
     return Advice(
@@ -112,8 +117,15 @@ def advise(cluster: Cluster) -> Advice:
     )
 
 
-def limits(setup: Setup, now: Prediction | None = None) -> tuple[str, dict[str, float]]:
-    """What limits a pool, found by making each part twice as good: (the one that gains most, what each gains)."""
+def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:
+    """What limits a pool, found by making each part twice as good: (the one that gains most, what each gains).
+
+    Where none gains by itself, it is the one that is busy for most of the time.
+
+    Args:
+        now: how fast it is, where that is known.
+        sizes: of batches that may be used instead once a part is better.
+    """
     now = now or simulate(setup)
     better = {
         "envs": replace(setup, step=setup.step.faster(2.0)),
@@ -126,8 +138,16 @@ def limits(setup: Setup, now: Prediction | None = None) -> tuple[str, dict[str, 
         "nodes' links": replace(setup, node_bandwidth=setup.node_bandwidth * 2),
         "policy": replace(setup, policy=setup.policy / 2, policy_lane=setup.policy_lane / 2),
     }
-    gains = {name: 1.0 if better[name] == setup else simulate(better[name]).rate / now.rate for name in PARTS}
-    return max(PARTS, key=lambda name: gains[name]), gains
+    gains = {}
+    for name, changed in better.items():
+        idle = changed == setup or now.busy.get(name, 1.0) < IDLE
+        tries = set() if idle else {setup.batch_size, *sizes}
+        rates = [simulate(replace(changed, batch_size=size)).rate for size in sorted(tries)]
+        gains[name] = max([now.rate, *rates]) / now.rate
+    limit = max(PARTS, key=lambda name: gains[name])
+    if gains[limit] < NOTICED:  # two parts are the limit together, and neither gains alone
+        limit = max(now.busy, key=lambda name: now.busy[name])
+    return limit, gains
 
 
 def _apart(cluster: Cluster) -> float:
@@ -141,33 +161,33 @@ def _apart(cluster: Cluster) -> float:
 
 def _sentence(advice: Advice) -> str:
     setup, now, limit = advice.setup, advice.prediction, advice.limit
-    gain = advice.gains[limit]
-    if gain < NOTICED:
-        return "Nothing stands out: no part alone, if it were twice as good, would make it 5 % faster."
     ranks = ""
     if advice.apart > 1.2 * now.rate:
         ranks = (
-            f", or move the policy to the nodes: data-parallel ranks, {advice.apart:,.0f} steps/s if each node runs it as "
-            "fast as the driver does (docs/distributed.md)"
+            f", or move the policy to the nodes: data-parallel ranks, {advice.apart:,.0f} steps/s if each node runs it "
+            "as fast as the driver does (docs/distributed.md)"
         )
     tell = {
         "envs": "The envs' own time is the limit: add nodes or cores, or make a step cheaper.",
         "stragglers": _about_stragglers(advice),
-        "latency": _about_latency(advice),
+        "latency": _about_latency(advice, ranks),
         "driver": (
-            f"The driver's CPU is the limit ({now.busy['driver']:.0%} busy, {now.messages:.0f} messages a batch): use fewer "
-            f"and larger messages, that is fewer actors with more envs each{ranks}."
+            f"The driver's CPU is the limit ({now.busy['driver']:.0%} busy, {now.messages:.0f} messages a batch): use "
+            f"fewer and larger messages, that is fewer actors with more envs each{ranks}."
         ),
         "driver's link": (
             f"The driver's link is the limit ({setup.obs_bytes + ANSWER_LANE:,.0f} bytes a step): send smaller "
             f"observations (uint8, single frames that are stacked at the driver), give it a faster link{ranks}."
         ),
-        "nodes' links": "The nodes' links are the limit: send smaller observations, or spread the envs over more nodes.",
+        "nodes' links": "The nodes' links are the limit: send smaller observations, or use more nodes.",
         "policy": (
-            f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size}): make it faster, "
-            f"or let it take larger batches{ranks}."
+            f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size}): make it "
+            f"faster, or have more envs and let it take larger batches{ranks}."
         ),
     }
+    behind = max((name for name in now.busy if name != limit), key=lambda name: now.busy[name])
+    if advice.gains[limit] < CLOSE and now.busy[behind] > 0.6:
+        return f"{tell[limit]} Close behind: the {behind} ({now.busy[behind]:.0%} busy)."
     return tell[limit]
 
 
@@ -175,20 +195,20 @@ def _about_stragglers(advice: Advice) -> str:
     if advice.setup.full and advice.cluster.batch_size:
         return "Everybody waits for the slowest: use a batch_size of half the envs or less."
     return (
-        f"Steps of unequal time are the limit (workers are {advice.prediction.busy['envs']:.0%} busy): give each worker more "
-        "envs, so that the slow ones even out."
+        f"Steps of unequal time are the limit (workers are {advice.prediction.busy['envs']:.0%} busy): give each "
+        "worker more envs, so that the slow ones even out."
     )
 
 
-def _about_latency(advice: Advice) -> str:
+def _about_latency(advice: Advice, ranks: str) -> str:
     """By Little's law: who wants to be that fast must have so many envs under way."""
     setup, now = advice.setup, advice.prediction
     rest = min(rate for name, rate in advice.most.items() if name not in ("latency", "stragglers"))
     waiting = max(1.0, setup.envs * min(rest, 1e12) / now.rate)
     wanted = 2 ** math.ceil(math.log2(min(waiting, 2.0**40)))
     if advice.cluster.batch_size and setup.in_flight < 2:
-        return f"The round trip is the limit: use a smaller batch_size, so that several batches are in flight (now {setup.in_flight:g})."
+        return "The round trip is the limit: use a smaller batch_size, so that several batches are in flight."
     return (
-        f"The round trip is the limit ({1e3 * setup.latency:.2g} ms of {1e3 * now.circle:.2g} ms a step): have more envs "
-        f"under way, about {wanted:,} instead of {setup.envs:,}, in batches of the same size."
+        f"The round trip is the limit ({1e3 * setup.latency:,.1f} ms of {1e3 * now.circle:,.1f} ms a step): have more "
+        f"envs under way, about {wanted:,} instead of {setup.envs:,}, in batches of the same size{ranks}."
     )

@@ -1,7 +1,7 @@
 """What a pool of far workers is made of, as numbers, and how fast it can be at most.
 
-The life of a lane is a circle: the caller takes a batch of the first lanes that are ready, runs its policy, and sends one
-message to each actor that has lanes in the batch; the message takes half a round trip; the actor's workers step its
+The life of a lane is a circle: the caller takes a batch of the first lanes that are ready, runs its policy, and sends
+one message to each actor that has lanes in the batch; the message takes half a round trip; the actor's workers step its
 lanes, each worker its own, one after the other; when the last lane of the message is done the answer goes back, and
 the driver writes it down. Each bound here is one part of that circle, as if all others took no time (or, for `latency`,
 as if nobody ever had to queue); `simulation` has them all at once.
@@ -27,7 +27,7 @@ PARTS = ("envs", "stragglers", "latency", "driver", "driver's link", "nodes' lin
 
 # Bytes that travel beside observation and action (backends/wire.py).
 REQUEST_LANE, REQUEST_MESSAGE = 34, 25
-ANSWER_LANE, ANSWER_MESSAGE = 77, 681
+ANSWER_LANE, ANSWER_MESSAGE = 77, 1249
 LARGE = 1 << 16  # bytes from which a message goes by Ray's object store (far/ray.py)
 MOST_LANES = 2**24
 LONGEST = 3600.0  # seconds, of anything
@@ -81,7 +81,9 @@ class StepTime:
 class Costs:
     """What this implementation takes by itself, in seconds, with Ray as its transport.
 
-    Measured by `benchmarks/scaling_model.py --constants`; see docs/scaling.md.
+    Of the driver and of an actor only the time counts that cannot overlap: that of the threads that do one thing after
+    the other. What Ray's other threads do meanwhile is in `transport`. Measured by `benchmarks/scaling_model.py`; see
+    docs/scaling.md.
 
     Attributes:
         batch: of the driver's CPU, for a batch: recv and send.
@@ -126,7 +128,7 @@ class Setup:
         obs_bytes, action_bytes: of one env.
         round_trip: of the network, in seconds.
         driver_bandwidth, node_bandwidth: bytes a second, each way.
-        policy: seconds for a batch, in which the caller computes nothing else, and `policy_lane` more for each env of it.
+        policy: seconds for a batch, in which the caller does nothing else; `policy_lane` more for each env of it.
     """
 
     step: StepTime

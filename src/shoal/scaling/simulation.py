@@ -23,8 +23,8 @@ Array = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.int64]
 
 WARM_UP = 4  # circles of all lanes, until the pattern of messages has settled
-FEWEST_ROUNDS, MOST_ROUNDS = 6, 60  # circles of all lanes that are measured
-MESSAGES = 6_000  # to simulate, if that many are needed
+FEWEST_ROUNDS, MOST_ROUNDS = 6, 40  # circles of all lanes that are measured
+MESSAGES = 2_500  # to simulate, if that many are needed
 APART = 1e7  # seconds between the nodes of one array, when each has a queue of its own
 ARRIVED, RECEIVED, DECIDED = range(3)  # at the driver's link, in the driver's memory, by the policy
 
@@ -52,8 +52,7 @@ def simulate(setup: Setup, seed: int = 0) -> Prediction:
     batches = math.ceil(setup.in_flight)
     pool.run(WARM_UP * batches)
     before = pool.counted()
-    spread = min(setup.most_messages, max(setup.fewest_messages, setup.actors))
-    rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, MESSAGES // (batches * spread)))
+    rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, MESSAGES // (batches * setup.most_messages)))
     pool.run(rounds * batches)
     time, count, messages, *busy = np.subtract(pool.counted(), before).tolist()
     rate = count * setup.batch_size / time
@@ -162,10 +161,12 @@ class _Pool:
         """One message to each actor, and everything that becomes of it until its answer is at the driver's link."""
         setup, costs = self.setup, self.setup.costs
         lanes = np.sort(lanes)
-        actors, first, counts = np.unique(lanes // setup.envs_per_actor, return_index=True, return_counts=True)
+        owners = lanes // setup.envs_per_actor
+        first = _firsts(owners)
+        actors, counts = owners[first], np.diff(first, append=len(lanes))
         self._messages += len(actors)
         start = max(now, self._cpu)
-        posted = start + costs.message / 2 * np.arange(1, len(actors) + 1)
+        posted = start + costs.message / 2 * np.arange(1, len(actors) + 1, dtype=np.float64)
         self._work(now, costs.message / 2 * len(actors))
         sent = counts * setup.request_bytes + REQUEST_MESSAGE
         left = _queue(posted, sent / setup.driver_bandwidth, self._link_out)
@@ -175,21 +176,27 @@ class _Pool:
         taking = costs.host_message + np.where(answers - ANSWER_MESSAGE >= LARGE, costs.host_large, 0.0)
         done = self._step(lanes, actors, first, there, taking)
         back = self._leave(actors, done, answers / setup.node_bandwidth) + setup.latency / 2
-        for when, some in zip(back.tolist(), np.split(lanes, first[1:]), strict=True):
-            self._push(when, ARRIVED, some)
+        start_of = [*first.tolist(), len(lanes)]
+        for at, when in enumerate(back.tolist()):
+            self._push(when, ARRIVED, lanes[start_of[at] : start_of[at + 1]])
 
     def _step(self, lanes: Lanes, actors: Lanes, first: Lanes, there: Array, taking: Array) -> Array:
-        """When the last lane of each message is done, each `taking` its actor so long; workers take what they have in the order of messages."""
+        """When the last lane of each message is done.
+
+        Workers take what they have in the order of messages, each of which has its actor `taking` it in first.
+        """
         setup = self.setup
         taken = np.maximum(there, self._hosts[actors]) + taking
         seconds = setup.step.draw(self._rng, len(lanes)) + setup.host_lane
-        workers, begin = np.unique(self._owner[lanes], return_index=True)
+        owners = self._owner[lanes]
+        begin = _firsts(owners)
+        workers = owners[begin]
         work = np.add.reduceat(seconds, begin)
         message = np.searchsorted(first, begin, side="right") - 1
         ended = np.maximum(self._workers[workers], taken[message]) + work
         self._workers[workers] = ended
         self._envs_busy += float(work.sum())
-        done: Array = np.maximum.reduceat(ended, np.searchsorted(message, np.arange(len(actors))))
+        done: Array = np.maximum.reduceat(ended, _firsts(message))
         # One worker is the actor's own thread, and takes the next message when it is done with this one.
         self._hosts[actors] = done if setup.workers_per_actor == 1 else taken
         return done
@@ -207,6 +214,11 @@ class _Pool:
         left[order] = _queue(ready, seconds[order], 0.0) - shift
         np.maximum.at(self._nodes, nodes, left[order])
         return left
+
+
+def _firsts(ordered: Lanes) -> Lanes:
+    """Where each value begins in an array in which equal ones are neighbours."""
+    return np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
 
 
 def _queue(ready: Array, seconds: Array, free: float) -> Array:
