@@ -212,11 +212,13 @@ class Point(NamedTuple):
     delay: float
     in_flight: int
     actors: int
+    waves: int = 1
 
 
 GRID = [
     *(Point(*one) for one in itertools.product((0.5e-3, 1e-3, 5e-3), (0.0,), (0.0, 5e-3, 20e-3), (1, 2, 4, 8), (1, 2))),
     *(Point(*one) for one in itertools.product((1e-3, 5e-3), (1.0,), (0.0, 5e-3), (1, 4), (2,))),
+    *(Point(*one, 2) for one in itertools.product((1e-3, 5e-3), (0.0, 1.0), (5e-3, 20e-3), (2,), (2,))),
 ]
 
 
@@ -226,7 +228,8 @@ def measured(point: Point, seconds: float) -> tuple[float, StepTime]:
     pool = on_ray(functools.partial(Sleeper, point.step, point.spread), envs, point.actors, BATCH, point.delay)
     try:
         actions = np.zeros(BATCH, np.int64)
-        pool.async_reset(seed=0)
+        for wave in range(point.waves):
+            pool.async_reset(range(wave, envs, point.waves), seed=0)
 
         def run(for_seconds: float, circles: int) -> float:
             count, began = 0, time.perf_counter()
@@ -247,7 +250,10 @@ def measured(point: Point, seconds: float) -> tuple[float, StepTime]:
 
 def predicted(point: Point, step: StepTime, costs: Costs) -> float:
     envs = BATCH * point.in_flight // point.actors
-    return simulate(Setup(step, point.actors, envs, BATCH, obs_bytes=16, round_trip=2 * point.delay, costs=costs)).rate
+    pool = Setup(
+        step, point.actors, envs, BATCH, obs_bytes=16, round_trip=2 * point.delay, waves=point.waves, costs=costs
+    )
+    return simulate(pool).rate
 
 
 def check(options: argparse.Namespace, costs: Costs) -> list[dict[str, Any]]:
@@ -261,13 +267,16 @@ def check(options: argparse.Namespace, costs: Costs) -> list[dict[str, Any]]:
         rate, step = statistics.median(rate for rate, _ in runs), statistics.median(step.mean for _, step in runs)
         found.append({**point._asdict(), "rate": rate, "real_step": step, "ratios": ratios,
                       "runs": [(rate, step.mean) for rate, step in runs]})  # fmt: skip
-    table = Table("step", "spread", "delay", "in flight", "actors", "measured", "predicted / measured", title="steps/s")
+    table = Table(
+        "step", "spread", "delay", "in flight", "actors", "waves", "measured", "predicted / measured", title="steps/s"
+    )
     for one in found:
         middle = statistics.median(one["ratios"])
-        table.add_row(f"{1e3 * one['step']:g} ms", f"{one['spread']:g}", f"{1e3 * one['delay']:g} ms",
-                      str(one["in_flight"]), str(one["actors"]), f"{one['rate']:,.0f}", f"{middle:.2f}")  # fmt: skip
+        counts = (str(one[name]) for name in ("in_flight", "actors", "waves"))
+        table.add_row(f"{1e3 * one['step']:g} ms", f"{one['spread']:g}", f"{1e3 * one['delay']:g} ms", *counts,
+                      f"{one['rate']:,.0f}", f"{middle:.2f}")  # fmt: skip
     Console().print(table)
-    for name in ("delay", "in_flight", "actors", "spread"):
+    for name in ("delay", "in_flight", "actors", "spread", "waves"):
         for value in sorted({one[name] for one in found}):
             say_quartiles(f"{name} {value:g}", [one for one in found if one[name] == value])
     say_quartiles("all", found)
@@ -306,22 +315,25 @@ def many_nodes() -> dict[str, list[Advice]]:
         clusters = [Cluster(step, CORES * ENVS_PER_CORE * n, n, CORES, obs_bytes, **NETWORK) for n in NODES]
         found[name] = [advise(one) for one in clusters]
     table = Table(
-        "step", "nodes", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", title="predicted"
+        "step", "nodes", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", "waves", title="predicted"
     )
     for name, advices in found.items():
         for one in advices:
             setup, now = one.setup, one.prediction
-            table.add_row(name, str(one.cluster.nodes), f"{now.rate:,.0f}", f"{now.busy['envs']:.0%}", one.limit,
-                          f"{setup.actors}", f"{setup.batch_size:,}", f"{setup.in_flight:.0f}")  # fmt: skip
+            counts = (f"{n:,.0f}" for n in (setup.actors, setup.batch_size, setup.in_flight, setup.waves))
+            table.add_row(
+                name, f"{one.cluster.nodes:,}", f"{now.rate:,.0f}", f"{now.busy['envs']:.0%}", one.limit, *counts
+            )
     Console().print(table)
     return found
 
 
 def envs_that_hide(step: float, trip: float, in_flight: int) -> int | None:
-    """How many envs each worker needs to be busy in spite of such a round trip; 4 actors with 8 workers each."""
+    """How many envs each worker needs to be busy in spite of such a round trip: 4 actors of 8 workers, in waves."""
     for count in PER_WORKER:
         size = max(1, 4 * 8 * count // in_flight)
-        pool = Setup(StepTime(step), 4, 8 * count, size, 8, obs_bytes=100, round_trip=trip)
+        waves = min(in_flight, count)
+        pool = Setup(StepTime(step), 4, 8 * count, size, 8, obs_bytes=100, round_trip=trip, waves=waves)
         if simulate(pool).busy["envs"] >= GOAL:
             return count
     return None

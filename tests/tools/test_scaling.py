@@ -63,6 +63,14 @@ def test_latency_is_hidden_as_soon_as_enough_batches_are_in_flight() -> None:
     assert rates == pytest.approx([1000 / 3, 2000 / 3, 1000, 1000, 1000], rel=0.01)
 
 
+def test_waves_give_every_actor_several_messages() -> None:
+    """Without them, two batches in flight of two actors are one message for each, and both wait for the way."""
+    whole, waves = (simulate(setup(batch=32, round_trip=16 * MS, waves=number)) for number in (1, 2))
+    assert whole.rate == pytest.approx(64 / (48 * MS), rel=0.01)
+    assert waves.rate == pytest.approx(64 / (32 * MS), rel=0.01)
+    assert (whole.messages, waves.messages) == (1, 2)
+
+
 def test_messages_bind_the_driver() -> None:
     costs = replace(FREE, message=2 * MS)
     pool = setup(step=1e-6, actors=50, envs=4, batch=100, costs=costs)
@@ -314,7 +322,7 @@ def test_the_call_that_plan_prints_makes_such_a_pool(capsys: pytest.CaptureFixtu
         def Pool(*args: Any, **options: Any) -> None:
             seen.update(options, num_envs=args[1])
 
-    eval(call, {"shoal": Recorder, "env": "CartPole-v1"})
+    exec(call.partition("\n")[0], {"shoal": Recorder, "env": "CartPole-v1"})
     seen["backend_options"]["place_timeout"] = "soon"  # refused last, before Ray is looked for
     with pytest.raises(ValueError, match="place_timeout"):
         Pool("CartPole-v1", **seen)

@@ -13,6 +13,7 @@ from shoal.scaling.simulation import Prediction, simulate
 __all__ = ["Advice", "Cluster", "advise", "limits"]
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
+MOST_WAVES = 8  # into which the first reset is split
 MARGIN = 0.97  # more batches, or more actors, must be worth more than this
 IDLE = 0.02  # a part that is busy for less of the time cannot be in the way
 CLOSE = 1.3  # a limit that gains less than this when it gets twice as good has another one close behind it
@@ -53,7 +54,7 @@ class Cluster:
             whole_number("batch_size", self.batch_size, 1, self.envs)
         number("latency, in seconds", self.latency, 0.0, LONGEST)
 
-    def setup(self, actors_per_node: int, in_flight: int) -> Setup:
+    def setup(self, actors_per_node: int, in_flight: int, waves: int = 1) -> Setup:
         """A way to run it. What does not divide is rounded up to the next whole env of each actor."""
         actors = self.nodes * actors_per_node
         per_actor = -(-self.envs // actors)
@@ -62,7 +63,7 @@ class Cluster:
         return Setup(
             self.step, actors, per_actor, size, min(per_actor, max(1, self.cores // actors_per_node)), actors_per_node,
             self.obs_bytes, self.action_bytes, self.latency, self.bandwidth, self.bandwidth, self.policy,
-            self.policy_lane, self.costs,
+            self.policy_lane, min(waves, per_actor), self.costs,
         )  # fmt: skip
 
 
@@ -99,7 +100,9 @@ def advise(cluster: Cluster) -> Advice:
     ways = sorted({1, cluster.cores} if cluster.envs >= cluster.nodes * cluster.cores else {1})
     depths = [1] if cluster.batch_size else [depth for depth in DEPTHS if depth <= cluster.envs]
     best: tuple[Setup, Prediction] | None = None
-    for setup in (cluster.setup(way, depth) for way in ways for depth in depths):
+    for setup in dict.fromkeys(
+        cluster.setup(way, depth, waves) for way in ways for depth in depths for waves in _waves(cluster, depth)
+    ):
         # What cannot be better by its bounds need not be simulated.
         if best is None or min(bounds(setup).values()) * MARGIN > best[1].rate:
             found = simulate(setup)
@@ -115,6 +118,12 @@ def advise(cluster: Cluster) -> Advice:
     return Advice(
         cluster, setup, prediction, limit, gains, most, one_driver / (most["envs"] / cluster.nodes), _apart(cluster)
     )
+
+
+def _waves(cluster: Cluster, depth: int) -> tuple[int, ...]:
+    """Numbers of waves to try: none, or one for each batch in flight, as long as these are few."""
+    depth = depth if cluster.batch_size is None else round(cluster.envs / cluster.batch_size)
+    return (1, depth) if 1 < depth <= MOST_WAVES else (1,)
 
 
 def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:
