@@ -212,13 +212,11 @@ class Point(NamedTuple):
     delay: float
     in_flight: int
     actors: int
-    waves: int = 1
 
 
 GRID = [
     *(Point(*one) for one in itertools.product((0.5e-3, 1e-3, 5e-3), (0.0,), (0.0, 5e-3, 20e-3), (1, 2, 4, 8), (1, 2))),
     *(Point(*one) for one in itertools.product((1e-3, 5e-3), (1.0,), (0.0, 5e-3), (1, 4), (2,))),
-    *(Point(*one, 2) for one in itertools.product((1e-3, 5e-3), (0.0, 1.0), (5e-3, 20e-3), (2,), (2,))),
 ]
 
 
@@ -228,8 +226,7 @@ def measured(point: Point, seconds: float) -> tuple[float, StepTime]:
     pool = on_ray(functools.partial(Sleeper, point.step, point.spread), envs, point.actors, BATCH, point.delay)
     try:
         actions = np.zeros(BATCH, np.int64)
-        for wave in range(point.waves):
-            pool.async_reset(range(wave, envs, point.waves), seed=0)
+        pool.async_reset(seed=0)
 
         def run(for_seconds: float, circles: int) -> float:
             count, began = 0, time.perf_counter()
@@ -250,10 +247,7 @@ def measured(point: Point, seconds: float) -> tuple[float, StepTime]:
 
 def predicted(point: Point, step: StepTime, costs: Costs) -> float:
     envs = BATCH * point.in_flight // point.actors
-    pool = Setup(
-        step, point.actors, envs, BATCH, obs_bytes=16, round_trip=2 * point.delay, waves=point.waves, costs=costs
-    )
-    return simulate(pool).rate
+    return simulate(Setup(step, point.actors, envs, BATCH, obs_bytes=16, round_trip=2 * point.delay, costs=costs)).rate
 
 
 def check(options: argparse.Namespace, costs: Costs) -> list[dict[str, Any]]:
@@ -267,16 +261,14 @@ def check(options: argparse.Namespace, costs: Costs) -> list[dict[str, Any]]:
         rate, step = statistics.median(rate for rate, _ in runs), statistics.median(step.mean for _, step in runs)
         found.append({**point._asdict(), "rate": rate, "real_step": step, "ratios": ratios,
                       "runs": [(rate, step.mean) for rate, step in runs]})  # fmt: skip
-    table = Table(
-        "step", "spread", "delay", "in flight", "actors", "waves", "measured", "predicted / measured", title="steps/s"
-    )
+    table = Table("step", "spread", "delay", "in flight", "actors", "measured", "predicted / measured", title="steps/s")
     for one in found:
         middle = statistics.median(one["ratios"])
-        counts = (str(one[name]) for name in ("in_flight", "actors", "waves"))
+        counts = (str(one[name]) for name in ("in_flight", "actors"))
         table.add_row(f"{1e3 * one['step']:g} ms", f"{one['spread']:g}", f"{1e3 * one['delay']:g} ms", *counts,
                       f"{one['rate']:,.0f}", f"{middle:.2f}")  # fmt: skip
     Console().print(table)
-    for name in ("delay", "in_flight", "actors", "spread", "waves"):
+    for name in ("delay", "in_flight", "actors", "spread"):
         for value in sorted({one[name] for one in found}):
             say_quartiles(f"{name} {value:g}", [one for one in found if one[name] == value])
     say_quartiles("all", found)
@@ -315,12 +307,12 @@ def many_nodes() -> dict[str, list[Advice]]:
         clusters = [Cluster(step, CORES * ENVS_PER_CORE * n, n, CORES, obs_bytes, **NETWORK) for n in NODES]
         found[name] = [advise(one) for one in clusters]
     table = Table(
-        "step", "nodes", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", "waves", title="predicted"
+        "step", "nodes", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", title="predicted"
     )
     for name, advices in found.items():
         for one in advices:
             setup, now = one.setup, one.prediction
-            counts = (f"{n:,.0f}" for n in (setup.actors, setup.batch_size, setup.in_flight, setup.waves))
+            counts = (f"{n:,.0f}" for n in (setup.actors, setup.batch_size, setup.in_flight))
             table.add_row(
                 name, f"{one.cluster.nodes:,}", f"{now.rate:,.0f}", f"{now.busy['envs']:.0%}", one.limit, *counts
             )
@@ -328,25 +320,24 @@ def many_nodes() -> dict[str, list[Advice]]:
     return found
 
 
-def envs_that_hide(step: float, trip: float, in_flight: int) -> int | None:
-    """How many envs each worker needs to be busy in spite of such a round trip: 4 actors of 8 workers, in waves."""
+def envs_that_hide(step: float, trip: float, messages: int) -> int | None:
+    """How many envs an actor of one worker needs to be busy in spite of such a round trip, when each batch is one
+    message and it has so many of them; 8 actors."""
     for count in PER_WORKER:
-        size = max(1, 4 * 8 * count // in_flight)
-        waves = min(in_flight, count)
-        pool = Setup(StepTime(step), 4, 8 * count, size, 8, obs_bytes=100, round_trip=trip, waves=waves)
+        pool = Setup(StepTime(step), 8, count, max(1, count // messages), obs_bytes=100, round_trip=trip)
         if simulate(pool).busy["envs"] >= GOAL:
             return count
     return None
 
 
 def hidden_latency() -> None:
-    depths = (1, 2, 4, 8)
-    table = Table("step", "round trip", *(f"{depth} in flight" for depth in depths), title="envs per worker")
+    numbers = (1, 2, 4)
+    table = Table(
+        "step", "round trip", *map(str, numbers), title="envs per actor, by batches that these are split into"
+    )
     for step, trip in itertools.product(STEPS, TRIPS):
-        counts = [envs_that_hide(step, trip, depth) for depth in depths]
-        table.add_row(
-            f"{1e3 * step:g} ms", f"{1e3 * trip:g} ms", *("never" if one is None else str(one) for one in counts)
-        )
+        counts = (envs_that_hide(step, trip, number) for number in numbers)
+        table.add_row(f"{1e3 * step:g} ms", f"{1e3 * trip:g} ms", *(str(one or "more") for one in counts))
     Console().print(table)
 
 

@@ -13,7 +13,7 @@ from shoal.scaling.simulation import Prediction, simulate
 __all__ = ["Advice", "Cluster", "advise", "limits"]
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
-MOST_WAVES = 8  # into which the first reset is split
+MOST_DEPTH = 4096
 MARGIN = 0.97  # more batches, or more actors, must be worth more than this
 IDLE = 0.02  # a part that is busy for less of the time cannot be in the way
 CLOSE = 1.3  # a limit that gains less than this when it gets twice as good has another one close behind it
@@ -54,7 +54,7 @@ class Cluster:
             whole_number("batch_size", self.batch_size, 1, self.envs)
         number("latency, in seconds", self.latency, 0.0, LONGEST)
 
-    def setup(self, actors_per_node: int, in_flight: int, waves: int = 1) -> Setup:
+    def setup(self, actors_per_node: int, in_flight: int) -> Setup:
         """A way to run it. What does not divide is rounded up to the next whole env of each actor."""
         actors = self.nodes * actors_per_node
         per_actor = -(-self.envs // actors)
@@ -63,7 +63,7 @@ class Cluster:
         return Setup(
             self.step, actors, per_actor, size, min(per_actor, max(1, self.cores // actors_per_node)), actors_per_node,
             self.obs_bytes, self.action_bytes, self.latency, self.bandwidth, self.bandwidth, self.policy,
-            self.policy_lane, min(waves, per_actor), self.costs,
+            self.policy_lane, self.costs,
         )  # fmt: skip
 
 
@@ -98,11 +98,8 @@ class Advice:
 def advise(cluster: Cluster) -> Advice:
     """Try all sensible ways on paper; take the simplest of those that are as fast as the fastest."""
     ways = sorted({1, cluster.cores} if cluster.envs >= cluster.nodes * cluster.cores else {1})
-    depths = [1] if cluster.batch_size else [depth for depth in DEPTHS if depth <= cluster.envs]
     best: tuple[Setup, Prediction] | None = None
-    for setup in dict.fromkeys(
-        cluster.setup(way, depth, waves) for way in ways for depth in depths for waves in _waves(cluster, depth)
-    ):
+    for setup in (cluster.setup(way, depth) for way in ways for depth in _depths(cluster, way)):
         # What cannot be better by its bounds need not be simulated.
         if best is None or min(bounds(setup).values()) * MARGIN > best[1].rate:
             found = simulate(setup)
@@ -120,10 +117,12 @@ def advise(cluster: Cluster) -> Advice:
     )
 
 
-def _waves(cluster: Cluster, depth: int) -> tuple[int, ...]:
-    """Numbers of waves to try: none, or one for each batch in flight, as long as these are few."""
-    depth = depth if cluster.batch_size is None else round(cluster.envs / cluster.batch_size)
-    return (1, depth) if 1 < depth <= MOST_WAVES else (1,)
+def _depths(cluster: Cluster, actors_per_node: int) -> list[int]:
+    """Batches in flight to try, so many that each actor has two messages among them."""
+    if cluster.batch_size:
+        return [1]
+    most = min(cluster.envs, MOST_DEPTH)
+    return sorted(depth for depth in {*DEPTHS, 2 * cluster.nodes * actors_per_node} if depth <= most)
 
 
 def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:

@@ -125,9 +125,6 @@ class Setup:
         actors: hosts of envs, each with `envs_per_actor`, stepped by `workers_per_actor` at the same time.
         batch_size: how many envs `recv` waits for; envs / batch_size batches are in flight.
         actors_per_node: that share a node's link.
-        waves: parts in which the first reset is started, each with some envs of every worker. An answer has the envs of
-            one message, which are ready together and so are sent together again: without waves, an actor's envs go
-            back and forth as a whole, or in pieces of a batch.
         obs_bytes, action_bytes: of one env.
         round_trip: of the network, in seconds.
         driver_bandwidth, node_bandwidth: bytes a second, each way.
@@ -147,7 +144,6 @@ class Setup:
     node_bandwidth: float = math.inf
     policy: float = 0.0
     policy_lane: float = 0.0
-    waves: int = 1
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
@@ -156,7 +152,6 @@ class Setup:
         whole_number("workers_per_actor", self.workers_per_actor, 1, self.envs_per_actor)
         whole_number("actors_per_node", self.actors_per_node, 1, self.actors)
         whole_number("batch_size", self.batch_size, 1, self.envs)
-        whole_number("waves", self.waves, 1, self.envs_per_actor)
         for name in ("obs_bytes", "action_bytes"):
             number(name, getattr(self, name), 0.0, 2**40)
         for name in ("round_trip", "policy", "policy_lane"):

@@ -81,8 +81,7 @@ class _Pool:
         self._ready: collections.deque[Lanes] = collections.deque()
         self._count, self._deciding = 0, False
         self._batches = self._messages = 0
-        for wave in range(setup.waves):
-            self._post(lanes[wave :: setup.waves], 0.0)
+        self._post(lanes, 0.0)
 
     def counted(self) -> tuple[float, ...]:
         """The time, and what was done until then."""

@@ -117,10 +117,9 @@ def how(advice: Advice) -> str:
     each = f"{setup.envs_per_actor} envs and {setup.workers_per_actor} worker" + "s" * (setup.workers_per_actor > 1)
     actors = f"{setup.actors:,} actor" + "s" * (setup.actors > 1)
     flight = math.ceil(setup.in_flight)
-    waves = f"; start the first reset in {setup.waves} waves" if setup.waves > 1 else ""
     return (
         f"Use {actors} ({setup.actors_per_node} on each node) with {each} each, batch_size {setup.batch_size:,}: "
-        f"{flight} batch" + "es" * (flight > 1) + f" in flight{waves}."
+        f"{flight} batch" + "es" * (flight > 1) + " in flight."
     )
 
 
@@ -131,11 +130,7 @@ def call(advice: Advice) -> str:
     local = '"serial"' if setup.workers_per_actor == 1 else '"processes"'
     options = f'{{"num_cpus": {setup.workers_per_actor}, "local_backend": {local}, "placement": "SPREAD"}}'
     made = f'{setup.envs}{size}, backend="ray", num_workers={setup.actors}, backend_options={options}'
-    lines = [f"pool = shoal.Pool(env, {made})"]
-    if setup.waves > 1:
-        lines.append(f"for wave in range({setup.waves}):")
-        lines.append(f"    pool.async_reset(range(wave, {setup.envs}, {setup.waves}), seed=0)")
-    return "\n".join(lines)
+    return f"pool = shoal.Pool(env, {made})"
 
 
 def _assumed(advice: Advice, facts: EnvFacts) -> str:
@@ -169,7 +164,7 @@ def as_json(advice: Advice, facts: EnvFacts) -> str:
         "use": {
             "actors": setup.actors, "actors_per_node": setup.actors_per_node, "envs_per_actor": setup.envs_per_actor,
             "workers_per_actor": setup.workers_per_actor, "batch_size": setup.batch_size, "in_flight": setup.in_flight,
-            "waves": setup.waves, "messages_per_batch": now.messages, "seconds_between_steps": now.circle,
+            "messages_per_batch": now.messages, "seconds_between_steps": now.circle,
         },
         "most_nodes": advice.most_nodes,
         "data_parallel_steps_per_second": advice.apart,
