@@ -105,7 +105,8 @@ def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
     console.print(Text(call(advice), style="cyan"), soft_wrap=True)
     console.print()
     nodes = "more nodes than that add nothing" if advice.most_nodes < advice.cluster.nodes else "there is room for more"
-    console.print(Text(f"One driver keeps about {max(1, round(advice.most_nodes)):,} such nodes busy: {nodes}."))
+    kept = max(1, round(advice.most_nodes))
+    console.print(Text(f"One driver keeps about {kept:,} such node{'s' * (kept > 1)} busy: {nodes}."))
     console.print(Text(f"First: {advice.first}", style="bold"), soft_wrap=True)
     if setup.envs != advice.cluster.envs:
         console.print(Text(f"({setup.envs:,} envs, so that all actors have equally many.)", style="dim"))
