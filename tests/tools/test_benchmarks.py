@@ -14,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters", "puffer", "tune")
+SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters", "puffer", "tune", "scaling_model")
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ LAYERS = (
     ("pool",),
     ("wrappers",),
     ("dialects", "graph"),
-    ("make", "tuning"),
+    ("make", "tuning", "scaling"),
     ("__init__",),
     ("tools",),
 )

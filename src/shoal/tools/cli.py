@@ -306,6 +306,49 @@ def _ran_until_interrupted(search: Search, notify: Callable[[str], None]) -> boo
     return False
 
 
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    env = parser.add_mutually_exclusive_group(required=True)
+    env.add_argument("--env", metavar="ENV", help="to measure: a Gymnasium id, or module:callable that returns an env")
+    env.add_argument("--env-ms", type=_milliseconds, metavar="MS", help="what a step takes on average")
+    add("--spread", type=_parts, metavar="X", help="standard deviation of a step's time, in parts of its mean "
+        "(default: 0, or as measured)")  # fmt: skip
+    add("--obs-bytes", type=_amount, metavar="N", help="of one env's observation (default: as measured)")
+    add("--action-bytes", type=_amount, metavar="N", help="of one env's action (default: 8, or as measured)")
+    add("--envs", type=_count, required=True, metavar="N", help="of all nodes together")
+    add("--nodes", type=_count, required=True, metavar="N", help="machines with envs, beside the driver")
+    add("--cores", type=_count, required=True, metavar="N", help="of each node")
+    add("--latency-ms", type=_milliseconds, default=0.5, metavar="MS", help="round trip of the network (default: 0.5)")
+    add("--gbit", type=_gbit, default=10.0, metavar="X", help="of every machine's link, in Gbit/s (default: 10)")
+    add("--policy-ms", type=_milliseconds, default=0.0, metavar="MS", help="what your policy takes for a batch, "
+        "whatever its size (default: 0)")  # fmt: skip
+    add("--policy-us", type=_microseconds, default=0.0, metavar="US", help="what it takes beside that for each env of "
+        "the batch, in microseconds (default: 0)")  # fmt: skip
+    add("--batch-size", type=_batch_size, metavar="N", help="as your learner needs it; all for full batches "
+        "(default: what is best)")  # fmt: skip
+    add("--json", action="store_true", help="write JSON instead of a table")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from shoal.tools import capacity
+
+    if options.env is None and options.obs_bytes is None:
+        raise UsageError("--env-ms says nothing about bytes: give --obs-bytes too, or --env to have both measured")
+    _look_here(options.env or "")
+    facts = capacity.facts(options.env, options.env_ms, options.spread, options.obs_bytes, options.action_bytes)
+    advice = capacity.plan(
+        facts, envs=options.envs, nodes=options.nodes, cores=options.cores, latency=options.latency_ms / 1e3,
+        bandwidth=options.gbit * 1e9 / capacity.BITS, policy=options.policy_ms / 1e3,
+        policy_lane=options.policy_us / 1e6,
+        batch_size=options.envs if options.batch_size == "all" else options.batch_size,
+    )  # fmt: skip
+    if options.json:
+        print(capacity.as_json(advice, facts), end="")
+    else:
+        capacity.show(advice, facts, Console())
+    return 0
+
+
 def _look_here(*names: str) -> None:
     """An installed command does not look for modules where it is called; its user expects it."""
     if any(":" in name for name in names) and os.getcwd() not in sys.path:
@@ -345,13 +388,33 @@ def _seconds(text: str) -> float:
 
 
 def _milliseconds(text: str) -> float:
+    return _number(text, 0, 60_000, "milliseconds")
+
+
+def _microseconds(text: str) -> float:
+    return _number(text, 0, 1e6, "microseconds")
+
+
+def _parts(text: str) -> float:
+    return _number(text, 0, 100, "parts of the mean")
+
+
+def _amount(text: str) -> float:
+    return _number(text, 0, 2**40, "bytes")
+
+
+def _gbit(text: str) -> float:
+    return _number(text, 1e-6, 1e6, "Gbit/s")
+
+
+def _number(text: str, low: float, high: float, unit: str) -> float:
     try:
-        milliseconds = float(text)
+        found = float(text)
     except ValueError:
-        milliseconds = -1.0
-    if not 0 <= milliseconds <= 60_000:
-        raise argparse.ArgumentTypeError(f"must be milliseconds between 0 and 60000, not {text!r}")
-    return milliseconds
+        found = float("nan")
+    if not low <= found <= high:
+        raise argparse.ArgumentTypeError(f"must be {unit} between {low:g} and {high:g}, not {text!r}")
+    return found
 
 
 def _batch_size(text: str) -> int | str:
@@ -373,6 +436,7 @@ COMMANDS = {
     "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
     "profile": Command("say where the time of a pool goes, and what would help", _profile_arguments, _profile),
     "tune": Command("find the plan by which an env runs fastest here", _tune_arguments, _tune),
+    "plan": Command("predict how fast envs on many machines will be, and how to run them", _plan_arguments, _plan),
     "record": Command("make a video of a batch of envs, side by side", _record_arguments, _record),
     "top": Command("show what the pools that are running now are doing", _top_arguments, _top),
     "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),

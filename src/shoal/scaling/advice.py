@@ -1,0 +1,222 @@
+"""What to do with a cluster: what limits a pool there; how many actors and batches in flight it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shoal.checks import number, whole_number
+from shoal.scaling.model import ANSWER_LANE, LONGEST, MOST_LANES, PARTS, Costs, Setup, StepTime, bounds
+from shoal.scaling.simulation import Prediction, simulate
+
+__all__ = ["Advice", "Cluster", "advise", "limits"]
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
+MOST_DEPTH = 4096
+MARGIN = 0.97  # more batches, or more actors, must be worth more than this
+IDLE = 0.02  # a part that is busy for less of the time cannot be in the way
+CLOSE = 1.3  # a limit that gains less than this when it gets twice as good has another one close behind it
+NOTICED = 1.05  # a part that is no limit gains less than this when it gets twice as good
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Envs, machines and a policy, before it is known how to run the ones on the others; see Setup.
+
+    Attributes:
+        cores: of each node; so many workers step its envs at the same time.
+        latency: of the network, there and back, in seconds.
+        bandwidth: of every machine's link, in bytes a second.
+        batch_size: as the learner needs it; None for what is best.
+    """
+
+    step: StepTime
+    envs: int
+    nodes: int
+    cores: int
+    obs_bytes: float = 0.0
+    action_bytes: float = 8.0
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    policy: float = 0.0
+    policy_lane: float = 0.0
+    batch_size: int | None = None
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        whole_number("envs", self.envs, 1, MOST_LANES)
+        whole_number("nodes", self.nodes, 1, 2**20)
+        whole_number("cores", self.cores, 1, 2**16)
+        if self.envs < self.nodes:
+            raise ValueError(f"envs: expected at least one for each of {self.nodes} nodes, found {self.envs}")
+        if self.batch_size is not None:
+            whole_number("batch_size", self.batch_size, 1, self.envs)
+        number("latency, in seconds", self.latency, 0.0, LONGEST)
+
+    def setup(self, actors_per_node: int, in_flight: int) -> Setup:
+        """A way to run it. What does not divide is rounded up to the next whole env of each actor."""
+        actors = self.nodes * actors_per_node
+        per_actor = -(-self.envs // actors)
+        envs = per_actor * actors
+        size = -(-envs // in_flight) if self.batch_size is None else self.batch_size
+        return Setup(
+            self.step, actors, per_actor, size, min(per_actor, max(1, self.cores // actors_per_node)), actors_per_node,
+            self.obs_bytes, self.action_bytes, self.latency, self.bandwidth, self.bandwidth, self.policy,
+            self.policy_lane, self.costs,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advice:
+    """How to run it, how fast that will be, and what to change first.
+
+    Attributes:
+        limit: one of PARTS.
+        gains: how many times as fast it would be if each part were twice as good; for stragglers, if all steps took the
+            mean time.
+        most: the bound of each part, in steps per second.
+        most_nodes: that one driver can keep busy; more of them add nothing.
+        apart: steps per second if each node ran a policy of its own, as fast as this one (data-parallel ranks).
+    """
+
+    cluster: Cluster
+    setup: Setup
+    prediction: Prediction
+    limit: str
+    gains: dict[str, float]
+    most: dict[str, float]
+    most_nodes: float
+    apart: float
+
+    @property
+    def first(self) -> str:
+        """What to change first, in a sentence."""
+        return _sentence(self)
+
+
+def advise(cluster: Cluster) -> Advice:
+    """Try all sensible ways on paper; take the simplest of those that are as fast as the fastest."""
+    ways = sorted({1, cluster.cores} if cluster.envs >= cluster.nodes * cluster.cores else {1})
+    best: tuple[Setup, Prediction] | None = None
+    for setup in (cluster.setup(way, depth) for way in ways for depth in _depths(cluster, way)):
+        # What cannot be better by its bounds need not be simulated.
+        if best is None or min(bounds(setup).values()) * MARGIN > best[1].rate:
+            found = simulate(setup)
+            if best is None or found.rate * MARGIN > best[1].rate:
+                best = setup, found
+    assert best is not None
+    setup, prediction = best
+    # A better part may want more batches in flight: where one queue is shorter, others are longer.
+    sizes = [] if cluster.batch_size else [-(-setup.batch_size // 4)]
+    limit, gains = limits(setup, prediction, sizes)
+    most = bounds(setup)
+    one_driver = min(most["driver"], most["driver's link"], most["policy"])
+    return Advice(
+        cluster, setup, prediction, limit, gains, most, one_driver / (most["envs"] / cluster.nodes), _apart(cluster)
+    )
+
+
+def _depths(cluster: Cluster, actors_per_node: int) -> list[int]:
+    """Batches in flight to try, so many that each actor has two messages among them."""
+    if cluster.batch_size:
+        return [1]
+    most = min(cluster.envs, MOST_DEPTH)
+    return sorted(depth for depth in {*DEPTHS, 2 * cluster.nodes * actors_per_node} if depth <= most)
+
+
+def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:
+    """What limits a pool, found by making each part twice as good: (the one that gains most, what each gains).
+
+    Where none gains by itself, it is the one that is busy for most of the time.
+
+    Args:
+        now: how fast it is, where that is known.
+        sizes: of batches that may be used instead once a part is better.
+    """
+    now = now or simulate(setup)
+    better = {
+        "envs": replace(setup, step=setup.step.faster(2.0)),
+        "stragglers": replace(setup, step=setup.step.steady()),
+        "latency": replace(
+            setup, round_trip=setup.round_trip / 2, costs=replace(setup.costs, transport=setup.costs.transport / 2)
+        ),
+        "driver": replace(setup, costs=setup.costs.cheaper(2.0)),
+        "driver's link": replace(setup, driver_bandwidth=setup.driver_bandwidth * 2),
+        "nodes' links": replace(setup, node_bandwidth=setup.node_bandwidth * 2),
+        "policy": replace(setup, policy=setup.policy / 2, policy_lane=setup.policy_lane / 2),
+    }
+    gains = {}
+    for name, changed in better.items():
+        idle = changed == setup or now.busy.get(name, 1.0) < IDLE
+        tries = set() if idle else {setup.batch_size, *sizes}
+        rates = [simulate(replace(changed, batch_size=size)).rate for size in sorted(tries)]
+        gains[name] = max([now.rate, *rates]) / now.rate
+    limit = max(PARTS, key=lambda name: gains[name])
+    if gains[limit] < NOTICED:  # two parts are the limit together, and neither gains alone
+        limit = max(now.busy, key=lambda name: now.busy[name])
+    return limit, gains
+
+
+def _apart(cluster: Cluster) -> float:
+    """Each node's own pool and policy: a circle of the policy and of the envs, two halves taking turns."""
+    envs = cluster.envs / cluster.nodes
+    workers = min(cluster.cores, envs)
+    stepping, deciding = envs / workers * cluster.step.mean, cluster.policy + cluster.policy_lane * envs / 2
+    seconds = max(stepping, 2 * deciding)
+    return cluster.nodes * envs / seconds if seconds > 0 else math.inf
+
+
+def _sentence(advice: Advice) -> str:
+    setup, now, limit = advice.setup, advice.prediction, advice.limit
+    ranks = ""
+    if advice.apart > 1.2 * now.rate:
+        ranks = (
+            f", or move the policy to the nodes: data-parallel ranks, {advice.apart:,.0f} steps/s if each node runs it "
+            "as fast as the driver does (docs/distributed.md)"
+        )
+    tell = {
+        "envs": "The envs' own time is the limit: add nodes or cores, or make a step cheaper.",
+        "stragglers": _about_stragglers(advice),
+        "latency": _about_latency(advice, ranks),
+        "driver": (
+            f"The driver's CPU is the limit ({now.busy['driver']:.0%} busy, {now.messages:.0f} messages a batch): use "
+            f"fewer and larger messages, that is fewer actors with more envs each{ranks}."
+        ),
+        "driver's link": (
+            f"The driver's link is the limit ({setup.obs_bytes + ANSWER_LANE:,.0f} bytes a step): send smaller "
+            f"observations (uint8, single frames that are stacked at the driver), give it a faster link{ranks}."
+        ),
+        "nodes' links": "The nodes' links are the limit: send smaller observations, or use more nodes.",
+        "policy": (
+            f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size}): make it "
+            f"faster, or have more envs and let it take larger batches{ranks}."
+        ),
+    }
+    behind = max((name for name in now.busy if name != limit), key=lambda name: now.busy[name])
+    if advice.gains[limit] < CLOSE and now.busy[behind] > 0.6:
+        return f"{tell[limit]} Close behind: the {behind} ({now.busy[behind]:.0%} busy)."
+    return tell[limit]
+
+
+def _about_stragglers(advice: Advice) -> str:
+    if advice.setup.full and advice.cluster.batch_size:
+        return "Everybody waits for the slowest: use a batch_size of half the envs or less."
+    return (
+        f"Steps of unequal time are the limit (workers are {advice.prediction.busy['envs']:.0%} busy): give each "
+        "worker more envs, so that the slow ones even out."
+    )
+
+
+def _about_latency(advice: Advice, ranks: str) -> str:
+    """By Little's law: who wants to be that fast must have so many envs under way."""
+    setup, now = advice.setup, advice.prediction
+    rest = min(rate for name, rate in advice.most.items() if name not in ("latency", "stragglers"))
+    waiting = max(1.0, setup.envs * min(rest, 1e12) / now.rate)
+    wanted = 2 ** math.ceil(math.log2(min(waiting, 2.0**40)))
+    if advice.cluster.batch_size and setup.in_flight < 2:
+        return "The round trip is the limit: use a smaller batch_size, so that several batches are in flight."
+    return (
+        f"The round trip is the limit ({1e3 * setup.latency:,.1f} ms of {1e3 * now.circle:,.1f} ms a step): have more "
+        f"envs under way, about {wanted:,} instead of {setup.envs:,}, in batches of the same size{ranks}."
+    )

@@ -1,0 +1,229 @@
+"""A pool of far workers, event by event: queues at the driver's CPU, at the links and at the actors' workers.
+
+Only what comes together at the driver needs events. An actor takes its messages in the order in which they were sent,
+so whatever happens to a message there is known when it is sent, for all messages of a batch in one go of numpy; this is
+why a thousand nodes take seconds.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.scaling.model import ANSWER_MESSAGE, LARGE, REQUEST_MESSAGE, Setup
+
+__all__ = ["Prediction", "simulate"]
+
+Array = npt.NDArray[np.float64]
+Lanes = npt.NDArray[np.int64]
+
+WARM_UP = 4  # circles of all lanes, until the pattern of messages has settled
+FEWEST_ROUNDS, MOST_ROUNDS = 6, 40  # circles of all lanes that are measured
+MESSAGES = 2_500  # to simulate, if that many are needed
+APART = 1e7  # seconds between the nodes of one array, when each has a queue of its own
+ARRIVED, RECEIVED, DECIDED = range(3)  # at the driver's link, in the driver's memory, by the policy
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How a pool will do.
+
+    Attributes:
+        rate: steps per second of all envs.
+        busy: the part of the time in which each resource is.
+        messages: to actors, for a batch.
+        circle: seconds from one step of an env to its next, on average.
+    """
+
+    rate: float
+    busy: dict[str, float]
+    messages: float
+    circle: float
+
+
+def simulate(setup: Setup, seed: int = 0) -> Prediction:
+    """Run the pool on paper, from its first reset until it has settled, and for some circles after that."""
+    pool = _Pool(setup, seed)
+    batches = math.ceil(setup.in_flight)
+    pool.run(WARM_UP * batches)
+    before = pool.counted()
+    rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, MESSAGES // (batches * setup.most_messages)))
+    pool.run(rounds * batches)
+    time, count, messages, *busy = np.subtract(pool.counted(), before).tolist()
+    rate = count * setup.batch_size / time
+    names = ("envs", "driver", "driver's link", "nodes' links", "policy")
+    workers, nodes = setup.actors * setup.workers_per_actor, math.ceil(setup.actors / setup.actors_per_node)
+    among = (workers, 1, 1, nodes, 1)
+    parts = {name: one / time / many for name, one, many in zip(names, busy, among, strict=True)}
+    return Prediction(rate, parts, messages / count, setup.envs / rate)
+
+
+class _Pool:
+    """All queues, and when each of them is free again."""
+
+    def __init__(self, setup: Setup, seed: int):
+        self.setup, self._rng = setup, np.random.default_rng(seed)
+        workers, per_actor = setup.workers_per_actor, setup.envs_per_actor
+        self._workers, self._hosts = np.zeros(setup.actors * workers), np.zeros(setup.actors)
+        self._nodes = np.zeros(math.ceil(setup.actors / setup.actors_per_node))
+        # Workers have contiguous blocks of an actor's envs, as everywhere.
+        lanes = np.arange(setup.envs)
+        self._owner = lanes // per_actor * workers + lanes % per_actor * workers // per_actor
+        self._cpu = self._link_in = self._link_out = 0.0
+        self._cpu_busy = self._envs_busy = self._link_busy = self._nodes_busy = self._policy_busy = 0.0
+        self._events: list[tuple[float, int, int, Lanes]] = []
+        self._numbers = 0
+        self._ready: collections.deque[Lanes] = collections.deque()
+        self._count, self._deciding = 0, False
+        self._batches = self._messages = 0
+        self._post(lanes, 0.0)
+
+    def counted(self) -> tuple[float, ...]:
+        """The time, and what was done until then."""
+        return (
+            self._cpu, self._batches, self._messages, self._envs_busy, self._cpu_busy, self._link_busy,
+            self._nodes_busy, self._policy_busy,
+        )  # fmt: skip
+
+    def run(self, batches: int) -> None:
+        """Until so many more batches were sent."""
+        goal = self._batches + batches
+        while self._batches < goal:
+            now, kind, _, lanes = heapq.heappop(self._events)
+            if kind == ARRIVED:
+                self._arrived(now, lanes)
+            elif kind == RECEIVED:
+                self._received(now, lanes)
+            else:
+                self._decided(now, lanes)
+
+    def _push(self, when: float, kind: int, lanes: Lanes) -> None:
+        self._numbers += 1  # ties go by the order in which they came up
+        heapq.heappush(self._events, (when, kind, self._numbers, lanes))
+
+    # ---- the driver --------------------------------------------------------------------------------------------
+
+    def _work(self, now: float, seconds: float) -> float:
+        """Of the driver's CPU, when it is free: when it is done."""
+        self._cpu = max(now, self._cpu) + seconds
+        self._cpu_busy += seconds
+        return self._cpu
+
+    def _arrived(self, now: float, lanes: Lanes) -> None:
+        size = len(lanes) * self.setup.answer_bytes + ANSWER_MESSAGE
+        seconds = size / self.setup.driver_bandwidth
+        self._link_in = max(now, self._link_in) + seconds
+        self._link_busy += seconds
+        self._push(self._link_in, RECEIVED, lanes)
+
+    def _received(self, now: float, lanes: Lanes) -> None:
+        """Half of what a message costs is its answer; so is all that lanes cost."""
+        setup = self.setup
+        large = setup.costs.large if len(lanes) * setup.answer_bytes >= LARGE else 0.0
+        self._work(now, setup.costs.message / 2 + large + len(lanes) * setup.driver_lane)
+        self._ready.append(lanes)
+        self._count += len(lanes)
+        self._take(now)
+
+    def _take(self, now: float) -> None:
+        """A batch, if the caller wants one and there is one."""
+        size = self.setup.batch_size
+        if self._deciding or self._count < size:
+            return
+        self._deciding = True
+        self._count -= size
+        parts = []
+        while size > 0:
+            lanes = self._ready.popleft()
+            if len(lanes) > size:
+                self._ready.appendleft(lanes[size:])
+                lanes = lanes[:size]
+            parts.append(lanes)
+            size -= len(lanes)
+        policy = self.setup.policy_batch
+        self._policy_busy += policy
+        self._push(self._work(now, self.setup.costs.batch) + policy, DECIDED, np.concatenate(parts))
+
+    def _decided(self, now: float, lanes: Lanes) -> None:
+        self._post(lanes, now)
+        self._batches += 1
+        self._deciding = False
+        self._take(self._cpu)
+
+    # ---- messages ----------------------------------------------------------------------------------------------
+
+    def _post(self, lanes: Lanes, now: float) -> None:
+        """One message to each actor, and everything that becomes of it until its answer is at the driver's link."""
+        setup, costs = self.setup, self.setup.costs
+        lanes = np.sort(lanes)
+        owners = lanes // setup.envs_per_actor
+        first = _firsts(owners)
+        actors, counts = owners[first], np.diff(first, append=len(lanes))
+        self._messages += len(actors)
+        start = max(now, self._cpu)
+        posted = start + costs.message / 2 * np.arange(1, len(actors) + 1, dtype=np.float64)
+        self._work(now, costs.message / 2 * len(actors))
+        sent = counts * setup.request_bytes + REQUEST_MESSAGE
+        left = _queue(posted, sent / setup.driver_bandwidth, self._link_out)
+        self._link_out = float(left[-1])
+        there = left + setup.latency / 2 + sent / setup.node_bandwidth
+        answers = counts * setup.answer_bytes + ANSWER_MESSAGE
+        taking = costs.host_message + np.where(answers - ANSWER_MESSAGE >= LARGE, costs.host_large, 0.0)
+        done = self._step(lanes, actors, first, there, taking)
+        back = self._leave(actors, done, answers / setup.node_bandwidth) + setup.latency / 2
+        start_of = [*first.tolist(), len(lanes)]
+        for at, when in enumerate(back.tolist()):
+            self._push(when, ARRIVED, lanes[start_of[at] : start_of[at + 1]])
+
+    def _step(self, lanes: Lanes, actors: Lanes, first: Lanes, there: Array, taking: Array) -> Array:
+        """When the last lane of each message is done.
+
+        Workers take what they have in the order of messages, each of which has its actor `taking` it in first.
+        """
+        setup = self.setup
+        taken = np.maximum(there, self._hosts[actors]) + taking
+        seconds = setup.step.draw(self._rng, len(lanes)) + setup.host_lane
+        owners = self._owner[lanes]
+        begin = _firsts(owners)
+        workers = owners[begin]
+        work = np.add.reduceat(seconds, begin)
+        message = np.searchsorted(first, begin, side="right") - 1
+        ended = np.maximum(self._workers[workers], taken[message]) + work
+        self._workers[workers] = ended
+        self._envs_busy += float(work.sum())
+        done: Array = np.maximum.reduceat(ended, _firsts(message))
+        # One worker is the actor's own thread, and takes the next message when it is done with this one.
+        self._hosts[actors] = done if setup.workers_per_actor == 1 else taken
+        return done
+
+    def _leave(self, actors: Lanes, done: Array, seconds: Array) -> Array:
+        """When each answer has left its node, whose link takes one after the other."""
+        self._nodes_busy += float(seconds.sum())
+        if math.isinf(self.setup.node_bandwidth):
+            return done
+        nodes = actors // self.setup.actors_per_node
+        order = np.lexsort((done, nodes))
+        nodes, shift = nodes[order], nodes[order] * APART
+        ready = np.maximum(done[order], self._nodes[nodes]) + shift
+        left = np.empty_like(done)
+        left[order] = _queue(ready, seconds[order], 0.0) - shift
+        np.maximum.at(self._nodes, nodes, left[order])
+        return left
+
+
+def _firsts(ordered: Lanes) -> Lanes:
+    """Where each value begins in an array in which equal ones are neighbours."""
+    return np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
+
+
+def _queue(ready: Array, seconds: Array, free: float) -> Array:
+    """When each is done that is served one after the other, in this order, from `free` on."""
+    done = np.cumsum(seconds)
+    waits = np.maximum.accumulate(np.maximum(ready, free) - (done - seconds))
+    left: Array = done + waits
+    return left
