@@ -74,7 +74,7 @@ class RayOptions:
     def checked(cls, given: Mapping[str, Any]) -> RayOptions:
         """Raises ValueError for those that make no sense."""
         known = [one.name for one in fields(cls)]
-        unknown = sorted(set(given) - set(known))
+        unknown = sorted(map(str, set(given) - set(known)))
         if unknown:
             raise ValueError(f"backend_options: expected {', '.join(known)}, found {', '.join(unknown)}")
         options = cls(**given)
@@ -87,6 +87,13 @@ class RayOptions:
             check_choice("backend_options: local_backend", options.local_backend, LOCAL_BACKENDS)
         if options.local_workers is not None:
             whole_number("backend_options: local_workers", options.local_workers, 1, 2**20)
+        for name in ("resources", "labels", "runtime_env"):
+            if not isinstance(getattr(options, name), Mapping | None):
+                raise ValueError(f"backend_options: {name}: expected a dict, found {getattr(options, name)!r}")
+        for name, amount in (options.resources or {}).items():
+            number(f"backend_options: resources: {name}", amount, 0, 1e6)
+        if not isinstance(options.address, str | None):
+            raise ValueError(f"backend_options: address: expected a text, found {options.address!r}")
         if options.address is not None and options.address.startswith("ray://"):
             raise ValueError(
                 f"backend_options: address {options.address!r} is one of Ray Client: run the script on a machine of "
@@ -151,9 +158,7 @@ class Outpost:
             while self._host.idle or not self._inbox.empty():
                 data, answers = self._inbox.get()
                 waiting.append(answers)
-                self._host.admit(data)
-                if self._host.idle:  # it has come too early, and is answered with the one before it
-                    waiting.pop().set_result([])
+                self._host.admit(data)  # one that comes too early waits with the others: each has one answer
             for answer in self._host.poll():
                 waiting.pop(0).set_result([answer])
 

@@ -1,0 +1,107 @@
+"""What an actor of Ray does with the messages that reach it, without Ray: several calls at a time, in any order."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envs import CountEnv
+from faults.kit import eventually
+from shoal import Pool
+from shoal.backends import far
+from shoal.backends.far import Deliver
+from shoal.far.host import Host
+from shoal.far.ray import Outpost, RayOptions
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Link:
+    """Calls `serve` in threads, as Ray does; of two messages in a row the second comes first, if a test says so."""
+
+    swap = False
+
+    def __init__(self, index: int, deliver: Deliver):
+        self._outpost = Outpost.__new__(Outpost)  # its constructor asks Ray where it is
+        self._outpost._host = Host(f"post {index}")
+        self._outpost._inbox, self._outpost._lock = queue.SimpleQueue(), threading.Lock()
+        self._outpost._thread = None
+        self._deliver, self._calls = deliver, ThreadPoolExecutor(8)
+        self._held: list[bytes] = []
+
+    def post(self, data: bytes) -> None:
+        if Link.swap and not self._held:
+            self._held.append(data)
+            return
+        self._calls.submit(self._call, [data, *self._held])
+        self._held.clear()
+
+    def _call(self, messages: list[bytes]) -> None:
+        """Hand them over in this order, and wait for none."""
+        for data in messages:
+            self._calls.submit(self._outpost.serve, data).add_done_callback(self._answered)
+            if data is not messages[-1]:
+                eventually(lambda: self._outpost._host._early)
+
+    def _answered(self, future: Future[list[Any]]) -> None:
+        for answer in future.result():
+            self._deliver(answer)
+
+    def peek(self) -> None:
+        self._deliver(self._outpost.peek())
+
+    def kill(self) -> None:
+        self._calls.shutdown(wait=False)
+
+
+class Calls:
+    """A transport of such links."""
+
+    def __init__(self, options: dict[str, Any], num_envs: int, num_workers: int | None):
+        self.num_workers, self.local_backend, self.local_workers = 1, options["local_backend"], 2
+
+    def start(self, index: int, deliver: Deliver) -> Link:
+        return Link(index, deliver)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("local", ["threads", "processes"])
+def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(far.FAR, "ray", (__name__, "Calls"))
+    with Pool(CountEnv, 4, backend="ray", batch_size=2, backend_options={"local_backend": local}) as pool:
+        pool.async_reset(seed=0)
+        pool.recv(timeout=10)
+        pool.recv(timeout=10)
+        monkeypatch.setattr(Link, "swap", True)
+        for turn in range(1, 5):
+            pool.send([0, 0], [0, 1])
+            pool.send([0, 0], [2, 3])
+            batches = [pool.recv(timeout=10) for _ in range(2)]
+            assert sorted(np.concatenate([batch.env_id for batch in batches]).tolist()) == [0, 1, 2, 3]
+            assert {step for batch in batches for step in batch.obs[:, 2].tolist()} == {turn}
+        monkeypatch.setattr(Link, "swap", False)
+
+
+NONSENSE: dict[str, Any] = {
+    "address": 5, "resources": 5, "labels": "kind", "runtime_env": 3, "num_cpus": "many", "local_backend": ["serial"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_options_that_make_no_sense(name: str) -> None:
+    with pytest.raises(ValueError, match=f"backend_options: {name}: expected"):
+        RayOptions.checked({name: NONSENSE[name]})
+
+
+def test_resources_are_numbers() -> None:
+    with pytest.raises(ValueError, match="resources: simulator: expected a number"):
+        RayOptions.checked({"resources": {"simulator": "one"}})
+    with pytest.raises(ValueError, match="found 3"):
+        RayOptions.checked({3: 4})  # type: ignore[dict-item]
