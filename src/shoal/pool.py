@@ -160,13 +160,15 @@ class Pool:
                 batch_envs = plan.batch_size
             if num_envs is None and (isinstance(env, str) or not isinstance(env, Sequence)):
                 num_envs = plan.num_envs
+        if not isinstance(backend_options, Mapping | None):
+            raise ValueError(f"backend_options: expected a dict, found {backend_options!r}")
         reason = ""
         if backend == "auto" and can_be_compiled(env) and not (isolate or on_error == "restart" or step_timeout):
             backend, reason = choose_compiled(env)
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
             env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs, num_workers)]
-        elif backend in FAR and (backend_options or {}).get("local_backend") in BATCHED:
+        elif backend in FAR and (backend_options or {}).get("local_backend") in tuple(BATCHED):
             env_fns, count = [], whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
@@ -192,20 +194,25 @@ class Pool:
         if backend in FAR:
             transport = make_transport(backend, backend_options or {}, count, num_workers)
             num_workers = transport.num_workers
-            if transport.local_backend in BATCHED and self._policy.restart:
-                transport.close()
+        try:
+            if transport is not None and transport.local_backend in BATCHED:
                 _check_limits(transport.local_backend, on_error, None, None)
-            env_fns = env_fns or _batched_blocks(transport, env, count, env_kwargs)
-        batch = _expected_batch(batch_size, batch_envs, len(env_fns))
-        if plan is None:
-            plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
-        most = plan.num_workers if backend in BATCHED else len(env_fns)
-        self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, most))
-        if reason:
-            self.plan = replace(self.plan, reason=reason if backend == "compiled" else f"{self.plan.reason}; {reason}")
-        self._crew = Crew(
-            env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout, transport
-        )
+                env_fns = _batched_blocks(transport, env, count, env_kwargs)
+            batch = _expected_batch(batch_size, batch_envs, len(env_fns))
+            if plan is None:
+                plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
+            most = plan.num_workers if backend in BATCHED else len(env_fns)
+            self.plan: Plan = replace(plan, num_workers=min(plan.num_workers, most))
+            if reason:
+                words = reason if backend == "compiled" else f"{self.plan.reason}; {reason}"
+                self.plan = replace(self.plan, reason=words)
+            self._crew = Crew(
+                env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout, transport
+            )
+        except BaseException:
+            if transport is not None:
+                transport.close()
+            raise
         try:
             self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)
         except BaseException:

@@ -293,6 +293,27 @@ def test_many_envs_may_take_longer_together() -> None:
         assert pool.step(np.zeros(6, np.int64)).obs[:, 2].tolist() == [1] * 6
 
 
+def test_many_envs_may_take_longer_together_beside_busy_neighbours() -> None:
+    class Napping(CountEnv):
+        def __init__(self, nap: float):
+            super().__init__()
+            self.nap = nap
+
+        def step(self, action: Any) -> Any:
+            time.sleep(self.nap)
+            return super().step(action)
+
+    slow, quick = functools.partial(Napping, 0.15), functools.partial(Napping, 0.002)
+    with pool_of([slow] * 6 + [quick] * 6, None, 2, step_timeout=0.4, batch_size=6) as pool:
+        pool.async_reset(seed=0)
+        steps = np.full(12, -1)
+        while steps[0] < 2:  # the neighbours' messages never stop meanwhile
+            batch = pool.recv()
+            steps[batch.env_id] += 1
+            pool.send(np.zeros(6, np.int64), batch.env_id)
+        assert steps[6] > steps[0]
+
+
 def test_a_hanging_env_is_ended_and_replaced(gate: Path) -> None:
     env = functools.partial(GateEnv, gate)
     with pool_of(env, 4, 2, step_timeout=0.4, on_error="restart") as pool:
@@ -345,6 +366,7 @@ def test_counters_are_those_of_the_hosts() -> None:
         stats = pool.stats()
         assert (stats.steps, stats.ended_episodes, stats.batches) == (7 * 13, 14, 13)
         assert [env.steps for env in stats.envs] == [12] * 7
+        assert [worker.passes for worker in stats.workers] == [13] * 3, "a message is a pass"
 
 
 def test_options_are_for_those_who_take_some() -> None:
@@ -352,6 +374,20 @@ def test_options_are_for_those_who_take_some() -> None:
         Pool(CountEnv, 2, backend="serial", backend_options={"address": "auto"})
     with pytest.raises(ValueError, match='recycle_after is for worker processes, and backend="ray" has none'):
         pool_of(recycle_after=1 << 20)
+
+
+@pytest.mark.parametrize("options", ["address", 5, ["address"]])
+def test_options_are_a_dict(options: Any) -> None:
+    with pytest.raises(ValueError, match="backend_options: expected a dict"):
+        pool_of(backend_options=options)
+
+
+def test_a_pool_that_cannot_be_gives_its_transport_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    monkeypatch.setattr(loopback.LoopbackTransport, "close", lambda transport: closed.append(transport))
+    with pytest.raises(ValueError, match="batch_size and batch_envs say the same"):
+        pool_of(batch_size=2, batch_envs=2)
+    assert len(closed) == 1
 
 
 def test_puffers_ray() -> None:

@@ -262,17 +262,16 @@ class FarWorker(Worker):
 
     def _count(self, answer: Answer, underway_ns: int) -> None:
         """Take the host's counters over. What it counts starts with it, ours with the pool. The way there and back
-        counts as the time that it takes to wake a worker."""
-        for name, row in self._rows.items():
-            if name == "stats":
-                waking = row[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
-            np.add(self._base[name], answer.counters[name], out=row)
+        counts as the time that it takes to wake a worker, and a message as one pass, whoever steps its lanes there."""
         stats = self._rows["stats"]
+        waking = stats[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
+        passes = stats[counters.STAT_PASSES]
+        for name, row in self._rows.items():
+            np.add(self._base[name], answer.counters[name], out=row)
         stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
-        stats[counters.STAT_WAKE_NS] = waking
+        stats[counters.STAT_WAKE_NS], stats[counters.STAT_PASSES] = waking, passes  # `publish` adds one
         if count := len(answer.lanes):
             stats[counters.STAT_STEPS] -= count  # which `publish` adds
-            stats[counters.STAT_PASSES] -= 1
             rows, base = answer.lane_stats, self._lane_base
             if base is not None:
                 base = base[answer.lanes - self.start]
@@ -449,12 +448,18 @@ class Office:
     # ---- in the thread -----------------------------------------------------------------------------------------
 
     def _main(self) -> None:
+        looked = time.monotonic()
         while True:
+            left = None
+            if self._look_every is not None:  # also while other hosts keep us busy
+                left = looked + self._look_every - time.monotonic()
+                if left <= 0:
+                    looked, left = time.monotonic(), self._look_every
+                    for worker in [one for one in list(self._workers.values()) if one.waiting]:
+                        worker.peek()
             try:
-                event = self._events.get(timeout=self._look_every)
+                event = self._events.get(timeout=left)
             except queue.Empty:
-                for worker in [one for one in self._workers.values() if one.waiting]:
-                    worker.peek()
                 continue
             if event is None:
                 return
