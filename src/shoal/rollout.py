@@ -33,6 +33,8 @@ class _Record:
         self.actions = self._arrays("actions", self.action_leaves, steps)
         with_finals = pool.autoreset == "same_step"
         self.finals = self._arrays("final_obs", self.obs_leaves, steps) if with_finals else None
+        if out is not None and not with_finals and getattr(out, "final_obs", None) is not None:
+            raise self._other_out()
         for array in (self.finals or []) if out is not None else []:
             array.fill(0)
         self.reward, self.episode_return = self._flat("reward", np.float64), self._flat("episode_return", np.float64)
@@ -54,8 +56,13 @@ class _Record:
         except (AttributeError, KeyError, IndexError, TypeError):
             found = None
         if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, dtype):
-            raise BadCall(f"rollout: out must be an earlier rollout of {self.steps} steps of such a pool")
+            raise self._other_out()
+        if not (found.flags.c_contiguous and found.flags.writeable):  # kernels write it by its address
+            raise BadCall(f"rollout: out.{name} must be as the rollout has made it: contiguous, and not read-only")
         return found
+
+    def _other_out(self) -> BadCall:
+        return BadCall(f"rollout: out must be an earlier rollout of {self.steps} steps of such a pool")
 
     def seen(self, t: int) -> Any:
         """What the policy sees at step t."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -191,3 +192,28 @@ def test_arrays_of_an_earlier_rollout_are_written_again(backend: Any, mode: Any)
         for steps, out in ((8, kept), (9, "nonsense")):
             with pytest.raises(shoal.BadCall, match=f"an earlier rollout of {steps} steps"):
                 reusing.rollout("random", steps, out=out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["compiled", "serial"])
+def test_arrays_that_cannot_be_written_again_are_refused(backend: Any) -> None:
+    with shoal.Pool(CartPole, 3, backend=backend, seed=0) as pool:
+        made = pool.rollout("random", 9)
+        apart = np.zeros((20, 3, 4), np.float32)
+        with pytest.raises(shoal.BadCall, match=r"out\.obs must be as the rollout has made it"):
+            pool.rollout("random", 9, out=replace(made, obs=apart[::2]))
+        assert not apart.any()
+        made.reward.flags.writeable = False
+        before = made.reward.copy()
+        with pytest.raises(shoal.BadCall, match=r"out\.reward must be as the rollout has made it"):
+            pool.rollout("random", 9, out=made)
+        np.testing.assert_array_equal(made.reward, before)
+
+
+def test_last_observations_of_another_mode_are_not_taken_for_this_ones() -> None:
+    with (
+        shoal.Pool(CartPole, 3, backend="compiled", autoreset="same_step") as one,
+        shoal.Pool(CartPole, 3, backend="compiled", autoreset="next_step") as other,
+    ):
+        made = one.rollout("random", 9)
+        with pytest.raises(shoal.BadCall, match="an earlier rollout of 9 steps of such a pool"):
+            other.rollout("random", 9, out=made)
