@@ -108,6 +108,44 @@ def test_rollouts_by_a_policy_as_on_the_cpu(mode: Any) -> None:
         assert_close(theirs.final_obs, mine.final_obs)
 
 
+def test_after_a_rollout_the_envs_show_its_last_step() -> None:
+    rolled, stepped = (CudaEnvs(CartPole, 3, autoreset="same_step", seed=3) for _ in range(2))
+    rolled.reset()
+    whole = rolled.rollout("random", 20, seed=5)
+    steps = int(np.argwhere(np.asarray(whole.terminated))[0][0]) + 1  # so that the last one ends an episode
+    rolled.reset(seed=3)
+    stepped.reset()
+    rolled.rollout("random", steps, seed=5)
+    for actions in np.asarray(whole.actions)[:steps]:
+        stepped.step(actions)
+    over = np.asarray(stepped.terminated)
+    assert over.any()
+    np.testing.assert_array_equal(np.asarray(rolled.final_obs)[over], np.asarray(stepped.final_obs)[over])
+
+
+def test_a_rollout_that_is_written_again_is_as_a_new_one() -> None:
+    again, anew = (CudaEnvs(CartPole, 3, autoreset="same_step", seed=3) for _ in range(2))
+    again.reset()
+    anew.reset()
+    out = again.rollout("random", 20, seed=5)
+    anew.rollout("random", 20, seed=5)
+    assert again.rollout("random", 20, seed=6, out=out) is out
+    new = anew.rollout("random", 20, seed=6)
+    for name in ("obs", "actions", "reward", "terminated", "truncated", "began", "final_obs"):
+        np.testing.assert_array_equal(np.asarray(getattr(out, name)), np.asarray(getattr(new, name)))
+
+
+def test_steps_of_some_count_in_their_episodes() -> None:
+    envs = CudaEnvs(CartPole, 2, seed=3, track_episodes=True)
+    envs.reset()
+    envs.step(np.zeros(2, int))
+    envs.step_rows(np.array([True, False]), np.zeros(2, int))
+    assert np.asarray(envs.episode_length).tolist() == [2, 1]
+    envs.step(np.zeros(2, int))
+    assert np.asarray(envs.episode_length).tolist() == [3, 2]
+    assert np.asarray(envs.episode_return).tolist() == [3.0, 2.0]
+
+
 def test_many_agents_roll_too() -> None:
     envs = CudaEnvs(Tag, 3, seed=1, precision="double")
     envs.reset()
@@ -183,6 +221,38 @@ def test_nonsense_is_refused_in_words() -> None:
         CudaEnvs(object, 3)
     with pytest.raises(ValueError, match="without a copy"):
         np.array(envs.obs, copy=False)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, None])
+def test_rollouts_have_steps(steps: Any) -> None:
+    envs = CudaEnvs(CartPole, 2)
+    envs.reset()
+    with pytest.raises(ValueError, match="steps: expected a whole number"):
+        envs.rollout("random", steps)
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    envs = CudaEnvs(CartPole, 2)
+    with pytest.raises(shoal.BadCall, match=r"step: .* call reset\(\) first"):
+        envs.step(np.zeros(2, int))
+    with pytest.raises(shoal.BadCall, match=r"rollout: .* call reset\(\) first"):
+        envs.rollout("random", 2)
+    envs.reset()
+    with pytest.raises(shoal.BadCall, match="params are for a"):
+        envs.rollout("random", 2, params=[np.zeros(3)])
+    assert envs.rollout("random", 2, seed=-5).obs.shape == (3, 2, 4)
+    for saved in ({}, CudaEnvs(CartPole, 1).save(), CudaEnvs(CartPole, 3).save()):
+        with pytest.raises(shoal.BadCall, match="load: expected what save"):
+            envs.load(saved, np.ones(2, bool))
+    envs.close()
+    envs.close()
+    for use in (envs.reset, envs.save, lambda: envs.step(np.zeros(2, int)), lambda: envs.get("x")):
+        with pytest.raises(shoal.PoolClosed):
+            use()
+    nested = CudaEnvs(Nested, 2)
+    nested.reset()
+    with pytest.raises(shoal.BadAction, match="expected them nested as"):
+        nested.step((np.zeros((2, 2)),))
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])

@@ -68,9 +68,15 @@ class Streams:
         if simulated():
             return cuda.to_device(np.zeros(shape, dtype))
         array = cuda.device_array(shape, dtype)
-        if array.size:
-            cuda.cudadrv.driver.device_memset(array, 0, array.nbytes, stream=self.last)
+        self.clear(array)
         return array
+
+    def clear(self, array: Any) -> None:
+        """Overwrite an array by zeros."""
+        if simulated():
+            array.copy_to_device(np.zeros(array.shape, array.dtype))
+        elif array.size:
+            driver().cudadrv.driver.device_memset(array, 0, array.nbytes, stream=self.last)
 
     def let_wait(self, other: int) -> None:
         """Make another stream wait for what was launched on the current one."""

@@ -19,7 +19,7 @@ from shoal.compiled.env import Definition, define
 from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.pool_envs import find_class
 from shoal.compiled.template import row_shape, wide_type
-from shoal.errors import BadAction, BadCall
+from shoal.errors import BadAction, BadCall, PoolClosed
 from shoal.group import MODES
 from shoal.spaces import assemble, get_path
 from shoal.trajectory import Rollout
@@ -95,6 +95,7 @@ class CudaEnvs:
         self.single_action_space = self.definition.action_space
         self.autoreset, self.precision, self.track_episodes = autoreset, precision, bool(track_episodes)
         self._debug, self._streams, self._own_params = bool(debug), Streams(), False
+        self._begun = False  # whether any env was ever reset
         self._kernels: dict[Any, Any] = {}
         self._graphs: Any = None
         self._arrays = self._allocate(seed)
@@ -176,11 +177,12 @@ class CudaEnvs:
     def _kind(self, does: str, masked: bool = False, policy_params: int = 0) -> Kind:
         steps = does != "reset"
         mode = self.autoreset if steps and not masked else "disabled"
-        tracks = self.track_episodes and steps and not masked
-        return Kind(does, mode, masked, self._own_params, tracks, policy_params)
+        return Kind(does, mode, masked, self._own_params, self.track_episodes and steps, policy_params)
 
     def _launcher(self, kind: Kind, given: Mapping[str, Any], policy: Any = None) -> Any:
         """A function (stream) that launches a kernel with the envs' own arrays and those given."""
+        if not self._begun and kind.does != "reset":
+            raise BadCall(f"{kind.does}: the envs have not begun an episode; call reset() first")
         if (kind, policy) not in self._kernels:
             self._kernels[kind, policy] = build(self.definition, kind, self.precision, policy, self._debug)
         kernel = self._kernels[kind, policy]
@@ -218,16 +220,19 @@ class CudaEnvs:
         Args:
             seed: for the streams of random numbers of all envs; as they go on by default.
         """
+        self._check_open()
         if seed is not None:
             if mask is not None:
                 raise BadCall("reset: a seed is for all envs, so it goes without a mask")
             self._streams.put(self._arrays["seeds"], self._first_seeds(seed))
         given = {} if mask is None else {"mask": self._mask(mask)}
         self._launcher(self._kind("reset", masked=mask is not None), given)(self._streams.last)
+        self._begun = True
         return self.obs
 
     def reseed(self, seeds: Sequence[int | None]) -> None:
         """Give envs seeds of their own, which their next reset begins with; None for those that go on as they are."""
+        self._check_open()
         at = np.array([i for i, seed in enumerate(seeds) if seed is not None], np.int64)
         if not len(at):
             return
@@ -250,6 +255,7 @@ class CudaEnvs:
 
     def _launch_step(self, key: Any, handle: int, leaves: Sequence[Any]) -> None:
         """By Numba; and what comes for the second time is captured for the next."""
+        self._check_open()
         launch = self._launcher(self._kind("step"), self._take(leaves))
         launch(self._streams.use(handle))
         if key is None or simulated() or self._debug or is_capturing(handle):
@@ -268,6 +274,7 @@ class CudaEnvs:
 
     def step_rows(self, mask: Any, actions: Any) -> None:
         """Step the envs where the mask [num_envs] is set, and nothing else: no episode is begun or ended by it."""
+        self._check_open()
         _, handle, leaves = self._look(actions)
         given = {**self._take(leaves), "mask": self._mask(mask)}
         self._launcher(self._kind("step", masked=True), given)(self._streams.use(handle))
@@ -277,7 +284,12 @@ class CudaEnvs:
         if not self.definition.nested_action:
             key, handle = pointer_of(actions)
             return key, self._streams.current if key is None else handle, (actions,)
-        leaves = [get_path(actions, leaf.path) for leaf in self.definition.action_leaves]
+        try:
+            leaves = [get_path(actions, leaf.path) for leaf in self.definition.action_leaves]
+        except (KeyError, IndexError, TypeError):
+            raise BadAction(
+                f"actions: expected them nested as {self.single_action_space}, found {actions!r:.100}"
+            ) from None
         found = [pointer_of(value) for value in leaves]
         if not found or any(key is None for key, _ in found):
             return None, self._streams.current, leaves
@@ -334,13 +346,15 @@ class CudaEnvs:
         """
         if self.autoreset == "disabled":
             raise BadCall("rollout: episodes must begin by themselves; make the envs with another autoreset")
+        self._check_open()
+        steps = whole_number("steps", steps, 1, 2**31 - 1)
         choose, values = self._policy(policy, params)
         stream = self._streams.last
         arrays = self._room(steps) if out is None else self._reused(out, steps)
         for i, _ in enumerate(self.definition.obs_leaves):  # the first row is what is seen now
             arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"], stream=stream)
         given = {**arrays, **{f"policy_param_{i}": value for i, value in enumerate(values)}}
-        given["policy_seed"] = np.uint64(secrets.randbits(62) if seed is None else int(seed))
+        given["policy_seed"] = np.uint64(secrets.randbits(62) if seed is None else int(seed) % 2**64)
         kind = self._kind("rollout", policy_params=len(values))
         self._launcher(kind, {**given, "steps": np.int32(steps)}, choose)(stream)
         self._end_rollout(arrays, steps, stream)
@@ -360,6 +374,8 @@ class CudaEnvs:
         arrays: dict[str, Any] | None = getattr(out, "arrays", None)
         if arrays is None or getattr(out, "steps", None) != steps or getattr(out, "envs", None) is not self:
             raise BadCall(f"rollout: out must be what a rollout of {steps} steps of these very envs has returned")
+        for i, _ in enumerate(self.definition.obs_leaves if self.autoreset == "same_step" else ()):
+            self._streams.clear(arrays[f"final_{i}"])  # only those of episodes that end are written
         return arrays
 
     def _policy(self, policy: Any, params: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -367,6 +383,8 @@ class CudaEnvs:
         if isinstance(policy, str) and policy == "random":
             if len(leaves) != 1:
                 raise BadCall('rollout: "random" is for action spaces of one part; write a compiled.policy for others')
+            if len(params):
+                raise BadCall('rollout: params are for a compiled.policy, and "random" takes none')
             policy, params = random_policy(leaves[0])
         elif not is_policy(policy):
             raise BadCall(f'rollout: expected a function marked by shoal.compiled.policy or "random", found {policy!r}')
@@ -383,7 +401,10 @@ class CudaEnvs:
         last, rows = slice(steps * self.num_envs, None), slice((steps - 1) * self.num_envs, None)
         for i, _ in enumerate(self.definition.obs_leaves):
             self._arrays[f"obs_{i}"].copy_to_device(arrays[f"obs_{i}"][last], stream=stream)
-        for name in ("reward", "terminated", "truncated", *(["episode_length"] if self.track_episodes else [])):
+        names = ["reward", "terminated", "truncated", *(["episode_length"] if self.track_episodes else [])]
+        if self.autoreset == "same_step":
+            names += [f"final_{i}" for i, _ in enumerate(self.definition.obs_leaves)]
+        for name in names:
             self._arrays[name].copy_to_device(arrays[name][rows], stream=stream)
 
     def _record(self, arrays: Mapping[str, Any], steps: int) -> Rollout:
@@ -429,7 +450,12 @@ class CudaEnvs:
             states[name] = whole
             self._streams.put(self._arrays["states"], states)
 
+    def _check_open(self) -> None:
+        if not self._arrays:
+            raise PoolClosed("the envs were closed")
+
     def _check_field(self, name: str) -> None:
+        self._check_open()
         if name not in (self._dtype.names or ()):
             fields = ", ".join(self._dtype.names or ())
             raise AttributeError(f"{self.definition.name} has no field {name!r}: its fields are {fields}")
@@ -442,6 +468,7 @@ class CudaEnvs:
 
     def save(self) -> dict[str, Array]:
         """The state of all envs, as arrays in the host's memory with a row for each."""
+        self._check_open()
         saved = {name: self._streams.fetch(self._arrays[name]) for name in self._saved_names()}
         if "states" in saved:  # as plain bytes, which go into any file
             saved["states"] = saved["states"].view(np.uint8).reshape(self.num_envs, -1)
@@ -450,6 +477,10 @@ class CudaEnvs:
     def load(self, saved: Mapping[str, Array], mask: Any = None) -> None:
         """The counterpart of `save`; only for envs where the mask is set. `obs` is as before until the next step."""
         present = self.save()
+        found = {name: np.shape(saved[name]) for name in present if name in saved}
+        expected = {name: old.shape for name, old in present.items()}
+        if found != expected:
+            raise BadCall(f"load: expected what save() of such envs has returned, {expected}, found {found}")
         for name, old in present.items():
             new = np.asarray(saved[name])
             rows = new if mask is None else np.where(np.reshape(mask, (-1, *[1] * (old.ndim - 1))), new, old)
@@ -458,6 +489,7 @@ class CudaEnvs:
         if any(f"field_{name}" in present for name in self.definition.params):
             self._own_params = self._own_params or self._params_differ()
             self._forget_graphs()
+        self._begun = True
 
     def _params_differ(self) -> bool:
         columns = {name: self._streams.fetch(self._arrays[f"field_{name}"]) for name in self.definition.params}
