@@ -31,6 +31,7 @@ from shoal.messages import (
 )
 from shoal.native import counters, twin
 from shoal.remote import PackedError, pack_error
+from shoal.rows import RowsEnv
 from shoal.slab import FRAME_FIELDS, Slab
 from shoal.spaces import assemble, flatten
 from shoal.state import EnvState, load_env, save_env
@@ -446,7 +447,7 @@ class GroupStepper:
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
         def call(group: _Group, own: list[int]) -> list[Any]:
-            if name in getattr(group.env.env, "fields", ()):
+            if name in _fields(group.env):
                 return list(group.env.env.get_rows(name, [lane - group.start for lane in own]))
             value = getattr(group.env.env, name)
             return [value(*args, **kwargs) if callable(value) else value] * len(own)
@@ -463,7 +464,7 @@ class GroupStepper:
         given = dict(zip(lanes, values, strict=True))
 
         def assign(group: _Group, own: list[int]) -> list[Any]:
-            if name in getattr(group.env.env, "fields", ()):
+            if name in _fields(group.env):
                 group.env.env.set_rows(name, [lane - group.start for lane in own], [given[lane] for lane in own])
             else:
                 setattr(group.env.env, name, given[own[-1]])  # there is only one
@@ -523,6 +524,11 @@ class GroupStepper:
         """Close the envs; the errors of those that raised, by the first lane of each."""
         self.envs.clear()
         return [error for group in self._groups for error in close_envs([group.env], group.start)]
+
+
+def _fields(env: Any) -> Sequence[str]:
+    """The attributes that each row of a batched env has for itself; those of other envs may mean anything."""
+    return getattr(env.env, "fields", ()) if isinstance(env, RowsEnv) else ()
 
 
 def _there(arrays: Sequence[Array | None]) -> list[Array]:

@@ -472,6 +472,18 @@ def test_calls_reach_an_env_once(backend: str) -> None:
             pool.call("nothing")
 
 
+def test_attributes_of_an_env_may_have_any_name() -> None:
+    def farm() -> Any:
+        env = vector(CountEnv, 2)
+        env.fields, env.hay = 3, 7
+        return env
+
+    with open_pool([farm], None) as pool:
+        assert pool.get_attr("fields") == [3, 3]
+        pool.set_attr("hay", 8)
+        assert pool.get_attr("hay") == [8, 8]
+
+
 class Fragile(RowsEnv):
     """Raises, or takes its process along, at action 3 or 2 of its first lane."""
 
