@@ -244,6 +244,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no ranks": ({"ranks": 3}, "ranks: expected shoal.ranks.current"),
     "nobody to merge with": ({"sync_every": 3}, "together with ranks"),
     "never": ({"ranks": Ranks(), "sync_every": 0}, "sync_every: expected 1 or more"),
+    "some words": ({"ranks": Ranks(), "sync_every": "often"}, "sync_every: expected 1 or more"),
+    "a part": ({"ranks": Ranks(), "sync_every": 1.5}, "sync_every: expected 1 or more"),
     "a yes": ({"ranks": Ranks(), "sync_every": True}, "sync_every: expected 1 or more"),
 }
 
@@ -253,6 +255,15 @@ def test_options_that_make_no_sense(name: str) -> None:
     options, reason = BAD[name]
     with pytest.raises((TypeError, ValueError), match=reason):
         Normalize(**options)
+
+
+def test_nothing_is_taken_in_as_nothing() -> None:
+    known = RunningMeanStd(shape=(2,))
+    known.keep_apart()
+    known.combine(RunningMeanStd(0.0, (2,)))
+    known.update(np.zeros((0, 2)))
+    merge_ranks([known], Ranks())
+    assert (known.mean.tolist(), known.var.tolist(), known.count) == ([0.0, 0.0], [1.0, 1.0], 1e-4)
 
 
 def test_to_merge_without_ranks_is_refused() -> None:

@@ -73,7 +73,8 @@ class Normalize(Transform):
         self.norm_obs_keys = None if norm_obs_keys is None else list(norm_obs_keys)
         if ranks is not None and not isinstance(ranks, Ranks):
             raise TypeError(f"ranks: expected shoal.ranks.current() or another of its Ranks, found {ranks!r}")
-        if sync_every is not None and (ranks is None or isinstance(sync_every, bool) or not sync_every >= 1):
+        whole = hasattr(sync_every, "__index__") and not isinstance(sync_every, bool)
+        if sync_every is not None and (ranks is None or not whole or sync_every < 1):
             raise ValueError(f"sync_every: expected 1 or more, together with ranks, found {sync_every!r}, {ranks!r}")
         self.ranks, self.sync_every = ranks, sync_every
         self.batches_since_sync = 0

@@ -55,6 +55,8 @@ class RunningMeanStd:
 
     def update_from_moments(self, mean: Any, var: Any, count: float) -> None:
         """Take in a batch of which only this is known."""
+        if not count:
+            return  # nothing, also to one that has seen nothing: 0 / 0
         total = self.count + count
         delta = mean - self.mean
         share, rest = count / total, self.count / total  # 1 - share would lose what a small count has to say
