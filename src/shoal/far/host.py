@@ -210,8 +210,11 @@ class Host:
     def _begin(self, request: Request) -> None:
         assert self._slab is not None
         lanes = request.lanes - self._shift
-        new = request.sequences > self._requested[lanes]  # all of them, unless a message came twice
-        job = self._jobs[request.number] = _Job(request.number, lanes[new], int(new.sum()), time.monotonic_ns())
+        new: Any = request.sequences > self._requested[lanes]  # all of them, unless a message came twice
+        if new.all():
+            new = slice(None)  # which copies nothing
+        lanes = lanes[new]
+        job = self._jobs[request.number] = _Job(request.number, lanes, len(lanes), time.monotonic_ns())
         for command in request.commands:
             self._obey(job, *cloudpickle.loads(command))
         if job.left:
@@ -219,11 +222,11 @@ class Host:
             for name, rows in (request.kept | request.actions).items():
                 self._wire.arrays[name][at] = rows[new]
             # One less, since posting them moves them on: so they are the numbers by which the pool knows the answers.
-            self._requested[job.lanes] = self._answered[job.lanes] = request.sequences[new] - np.uint64(1)
-            self._job_of[job.lanes] = job.number
+            self._requested[at] = self._answered[at] = request.sequences[new] - np.uint64(1)
+            self._job_of[at] = job.number
             ops = request.ops[new]
-            for op in np.unique(ops):
-                self._lanes.post(np.ascontiguousarray(job.lanes[ops == op]), int(op))
+            for op in sorted(set(ops.tolist())):
+                self._lanes.post(np.ascontiguousarray(lanes[ops == op]), op)
         else:
             self._finish(job)
 
@@ -240,11 +243,13 @@ class Host:
                 return
             if count < 0:
                 return
-            more = np.flatnonzero(self._state.astype(bool) & (self._answered == self._requested))
+            more = np.flatnonzero((self._state != 0) & (self._answered == self._requested))
             self._state[more] = 0
-            for number, left in zip(*np.unique(self._job_of[[self._out[0], *more]], return_counts=True), strict=True):
-                job = self._jobs[int(number)]
-                job.left -= int(left)
+            done = collections.Counter(self._job_of[more].tolist())
+            done[int(self._job_of[self._out[0]])] += 1
+            for number, lanes in done.items():
+                job = self._jobs[number]
+                job.left -= lanes
                 if not job.left:
                     self._finish(job)
 
