@@ -7,6 +7,7 @@
 
 Everybody writes observations, rewards and flags at each step, and resets by himself. `--start` measures the first use
 instead: a fresh interpreter from its start to the first step, with nothing in the cache and with everything in it.
+`--scaling` measures the same envs with one thread and with several, in turns.
 
 python benchmarks/compiled.py -n 64 16384 --threads 2 --json benchmarks/results/compiled.json
 """
@@ -156,6 +157,32 @@ def measure(num_envs: int, threads: int, seconds: float, rounds: int) -> dict[st
     return {"num_envs": num_envs, "threads": threads, "rounds": rounds, "contenders": told}
 
 
+def scaling(num_envs: int, threads: int, seconds: float, rounds: int) -> dict[str, Any]:
+    """How many times the rate of one thread so many have: stepped by a pool, and as loops that meet nobody."""
+    actions = np.random.default_rng(0).integers(0, 2, (STEPS, num_envs))
+    field: dict[str, dict[int, Callable[[int], None]]] = {"limit": {}, "Shoal Pool.step": {}}
+    for count in (1, threads):
+        field["limit"][count] = Limit(num_envs, count, actions).run
+        pool = shoal.Pool(CartPole, num_envs, seed=0, backend="compiled", num_workers=count)
+        pool.reset()
+        field["Shoal Pool.step"][count] = _stepping(pool.step, actions)
+    told: dict[str, Any] = {"num_envs": num_envs, "threads": threads}
+    for name, runs in field.items():
+        units = {count: _units(run, seconds) for count, run in runs.items()}
+        rates: dict[int, list[float]] = {count: [] for count in runs}
+        for turn in range(rounds):
+            for count in sorted(runs, reverse=bool(turn % 2)):
+                rates[count].append(_rate(runs[count], units[count], num_envs))
+        told[name] = {
+            "one": _quartiles(rates[1]), "all": _quartiles(rates[threads]),
+            "times": _quartiles(np.array(rates[threads]) / np.array(rates[1])),
+        }  # fmt: skip
+        share = told[name]["times"][1] / threads
+        print(f"{name}: {_spread(told[name]['one'], 1e-6)} M steps/s by one thread, {_spread(told[name]['all'], 1e-6)} "
+              f"by {threads}: {_spread(told[name]['times'])} times, {share:.2f} of {threads}")  # fmt: skip
+    return told
+
+
 def _units(run: Callable[[int], None], seconds: float) -> int:
     run(1)
     began, units = time.perf_counter(), 0
@@ -234,10 +261,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="length of each run (%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each contender (%(default)s)")
     parser.add_argument("--start", action="store_true", help="measure the first use instead")
+    parser.add_argument("--scaling", action="store_true", help="measure one thread against many instead")
     parser.add_argument("--json", type=Path, help="where to write the results")
     options = parser.parse_args()
-    if options.start:
-        results: Any = first_use(min(options.rounds, 5))
+    if options.scaling:
+        results: Any = [
+            scaling(number, max(options.threads), options.seconds, options.rounds) for number in options.num_envs
+        ]
+    elif options.start:
+        results = first_use(min(options.rounds, 5))
         for name, values in results.items():
             print(f"first use, {name}: {_spread(values)} s")
     else:

@@ -223,7 +223,7 @@ class GroupStepper:
         ]
 
     def _needs_all(self, group: _Group, lanes: Array) -> bool:
-        if not group.env.together:
+        if not group.env.together or len(lanes) % getattr(group.env, "group_size", group.count) == 0:
             return False
         return not (getattr(group.env, "resets_alone", False) and (self._op[lanes] == native.OP_RESET).all())
 
@@ -446,6 +446,8 @@ class GroupStepper:
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
         def call(group: _Group, own: list[int]) -> list[Any]:
+            if name in getattr(group.env.env, "fields", ()):
+                return list(group.env.env.get_rows(name, [lane - group.start for lane in own]))
             value = getattr(group.env.env, name)
             return [value(*args, **kwargs) if callable(value) else value] * len(own)
 
@@ -461,7 +463,10 @@ class GroupStepper:
         given = dict(zip(lanes, values, strict=True))
 
         def assign(group: _Group, own: list[int]) -> list[Any]:
-            setattr(group.env.env, name, given[own[-1]])  # there is only one
+            if name in getattr(group.env.env, "fields", ()):
+                group.env.env.set_rows(name, [lane - group.start for lane in own], [given[lane] for lane in own])
+            else:
+                setattr(group.env.env, name, given[own[-1]])  # there is only one
             return [None] * len(own)
 
         self._reply(ticket, lanes, assign, f"set_attr of {name!r}")

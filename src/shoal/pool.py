@@ -68,7 +68,8 @@ class Pool:
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
             processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
-            derives from `shoal.compiled.Env`, stepped by compiled code in threads), or "auto", which measures the env
+            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU, whose
+            answers are copied to the host; `shoal.compiled.cuda` leaves them there), or "auto", which measures the env
             and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
             recycle_after say that envs may do terrible things); `pool.plan` says what and why. "ray" runs blocks of
             envs in actors of a Ray cluster, and is never chosen by "auto" (docs/distributed.md).
@@ -116,7 +117,7 @@ class Pool:
         env: Any,
         num_envs: int | None = None,
         *,
-        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled", "ray"] = "auto",
+        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled", "cuda", "ray"] = "auto",
         num_workers: int | None = None,
         backend_options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,

@@ -26,6 +26,7 @@ __all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "build_batched"
 BATCHED = {
     "jax": ("shoal.graph.jax.pool_envs", "make_envs"),
     "compiled": ("shoal.compiled.pool_envs", "make_envs"),
+    "cuda": ("shoal.compiled.cuda.pool_envs", "make_envs"),
 }
 
 Array = npt.NDArray[Any]
@@ -34,7 +35,11 @@ ENDED = "shoal_ended"  # among the saved arrays
 
 
 class BatchedEnv(Protocol):
-    """Many envs in one object. Arrays have one row for each; rows where a mask is False stay as they are."""
+    """Many envs in one object. Arrays have one row for each; rows where a mask is False stay as they are.
+
+    May have a `group_size`: so many neighbouring rows are the agents of one env, and are asked together; and `fields`,
+    names of attributes that each row has for itself, with `get_rows(name, rows)` and `set_rows(name, rows, values)`.
+    """
 
     num_envs: int
     single_observation_space: Space[Any]
@@ -68,7 +73,7 @@ def batched_env_fn(
     """What makes the one env that steps all lanes."""
     module, name = BATCHED[backend]
     make = getattr(importlib.import_module(module), name)
-    if backend == "jax":
+    if backend != "compiled":
         return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
     # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
     envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
@@ -104,12 +109,13 @@ def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
 class RowsEnv:
     """A BatchedEnv as a GroupEnv whose lanes may be stepped and reset one by one."""
 
-    lane_names = None
-    together = can_be_absent = False
-    resets_alone = True
+    can_be_absent = False
 
     def __init__(self, env: BatchedEnv):
         self.env, self.num_lanes = env, env.num_envs
+        self.group_size = getattr(env, "group_size", 1)
+        self.together, self.resets_alone = self.group_size > 1, self.group_size == 1
+        self.lane_names = list(range(self.group_size)) if self.together else None
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self._leaves = flatten(env.single_observation_space)
         self._action_leaves = flatten(env.single_action_space)

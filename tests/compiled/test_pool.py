@@ -232,3 +232,17 @@ def test_plain_python_is_an_env_of_its_own() -> None:
     obs, _ = tag.reset(seed=0)
     assert obs.shape == (3, 2)
     assert tag.step(np.ones(3, int))[1].shape == (3,)
+
+
+def test_many_actions_are_checked_by_all_threads() -> None:
+    lanes = 200_001
+    with shoal.Pool(CartPole, lanes, backend="compiled", num_workers=3, seed=0) as pool:
+        pool.reset()
+        actions = np.zeros(lanes, np.int64)
+        pool.step(actions)
+        for bad in (0, lanes // 2, lanes - 1):
+            wrong = actions.copy()
+            wrong[bad] = 2
+            with pytest.raises(shoal.BadAction, match=rf"actions\[{bad}\] for env {bad}: expected 0 to 1, found 2"):
+                pool.step(wrong)
+        assert (pool.step(actions).episode_length == 2).all()  # the refused ones have stepped nobody

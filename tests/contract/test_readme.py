@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [ROOT / "README.md", ROOT / "docs" / "wrappers.md", ROOT / "docs" / "graph.md", ROOT / "docs" / "compiled.md"]
+DOCS = ("wrappers.md", "graph.md", "compiled.md", "distributed.md")
+TEXTS = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
 BLOCK = re.compile(r"```python ?(\w*)\n(.*?)```", re.DOTALL)  # (module, example)
 ALL = [found for text in TEXTS for found in BLOCK.findall(text.read_text())]
 TENSORFLOW = ("tensorflow", "tf_agents")  # in tests/tf

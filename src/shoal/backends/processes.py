@@ -26,6 +26,7 @@ from shoal.deadline import Deadline
 from shoal.errors import WorkerDied
 from shoal.measurement import Measurement
 from shoal.messages import StepperConfig, Summary
+from shoal.ranks import without_launcher
 from shoal.remote import dumps
 from shoal.slab import Slab, anonymous_file
 
@@ -53,9 +54,9 @@ class ProcessWorker(Worker):
     ):
         super().__init__(index, start, stop)
         self._mark = uuid.uuid4().hex
-        assignment = Assignment(
-            index, start, list(env_fns), {**os.environ, **(environ or {})}, registry, native.KIND, self._mark
-        )
+        # A worker of an MPI rank is no rank itself.
+        variables = {**without_launcher(os.environ), **(environ or {})}
+        assignment = Assignment(index, start, list(env_fns), variables, registry, native.KIND, self._mark)
         self._assignment = dumps(assignment)
         self._start_method = start_method
         self._process: process.BaseProcess | None = None

@@ -25,6 +25,7 @@ from shoal.block import BuildError, build_envs, close_envs
 from shoal.group_stepper import make_stepper
 from shoal.measurement import time_steps
 from shoal.messages import StepperConfig, Summary
+from shoal.ranks import hide_forked_mpi
 from shoal.remote import dumps, pack_error
 from shoal.slab import Layout, Slab
 
@@ -160,6 +161,7 @@ def _leave_with_caller(fd: int) -> None:
 
 def _work(connection: Connection, assignment: Assignment) -> None:
     os.environ.clear()
+    hide_forked_mpi()
     os.environ.update(assignment.environ)
     procs.found_family(assignment.mark)
     if assignment.kind != native.KIND:

@@ -47,10 +47,11 @@ class Rebuilder:
     Args:
         compiler: turns a function into one that compiled code can call.
         versions: the target's own functions, by those that they stand for.
+        constant: what a constant of the user's functions becomes.
     """
 
-    def __init__(self, compiler: Function, versions: Mapping[Any, Any]):
-        self._compiler, self._versions = compiler, versions
+    def __init__(self, compiler: Function, versions: Mapping[Any, Any], constant: Function = lambda value: value):
+        self._compiler, self._versions, self._constant = compiler, versions, constant
         self._done: dict[Any, Any] = {}
 
     def __call__(self, function: Any) -> Any:
@@ -61,7 +62,8 @@ class Rebuilder:
         names: dict[str, Any] = {"__builtins__": source.__globals__.get("__builtins__", {})}
         names["__name__"] = source.__globals__.get("__name__", "shoal.compiled")
         cells = tuple(types.CellType() for _ in source.__closure__ or ())
-        made = types.FunctionType(source.__code__, names, source.__name__, source.__defaults__, cells or None)
+        made = types.FunctionType(self._code(source.__code__), names, source.__name__, None, cells or None)
+        made.__defaults__ = self._constant(source.__defaults__)
         made.__kwdefaults__, made.__qualname__ = source.__kwdefaults__, source.__qualname__
         result = self._done[function] = self._compiler(made)
         # Only now: a function may call itself.
@@ -71,11 +73,16 @@ class Rebuilder:
             cell.cell_contents = self._bound(old.cell_contents, used)
         return result
 
+    def _code(self, code: types.CodeType) -> types.CodeType:
+        constants = tuple(self._constant(value) for value in code.co_consts)
+        same = all(one is other for one, other in zip(constants, code.co_consts, strict=True))
+        return code if same else code.replace(co_consts=constants)
+
     def _bound(self, value: Any, used: set[str]) -> Any:
         if isinstance(value, types.FunctionType) and self._is_ours(value):
             return self(value)
         if not is_namespace(value):
-            return value
+            return self._constant(value)
         attributes = {name: getattr(value, name) for name in used if hasattr(value, name)}
         bound = {name: self._bound(one, used - {name}) for name, one in attributes.items()}
         if isinstance(value, types.ModuleType) and all(bound[name] is one for name, one in attributes.items()):

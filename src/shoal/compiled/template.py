@@ -18,7 +18,10 @@ from shoal.messages import STATUS_FINAL
 from shoal.native import AUTORESET
 from shoal.spaces import Leaf
 
-__all__ = ["constants", "kernel_source", "policy_source", "wide_type"]
+__all__ = [
+    "INDICES", "action_shape", "as_tuple", "constants", "fill", "kernel_source", "loops", "policy_source", "row_shape",
+    "wide_type",
+]  # fmt: skip
 
 # The arrays of lanes and frames that it needs, and their types.
 TYPES = {"ended": "u1", "run_length": "i8", "reward": "f8", "terminated": "b1", "status": "u1"}
@@ -110,11 +113,11 @@ def kernel_source(definition: Definition, debug: bool) -> str:
         lines.append(f"saved_states = {_array('saved_states', '(envs, STATE_SIZE)', 'np.uint8')}")
         lines.append(f"saved_rngs = {_array('saved_rngs', '(envs, 1)', 'np.uint64')}")
     for i, leaf in enumerate(definition.obs_leaves):
-        shape = _row_shape(leaf, agents)
+        shape = row_shape(leaf, agents)
         for kind in ("obs", "final"):
             lines.append(f"{kind}_{i} = {_leaf_array(kind, i, ('rows', *shape), f'T_obs_{i}')}")
     for i, leaf in enumerate(definition.action_leaves):
-        shape = _action_shape(leaf, agents)
+        shape = action_shape(leaf, agents)
         lines.append(f"action_{i} = {_leaf_array('action', i, ('envs', *shape), f'T_action_{i}')}")
         if shape:
             lines.append(f"wide_{i} = {_leaf_array('wide', i, ('envs', *shape), f'T_wide_{i}')}")
@@ -127,20 +130,20 @@ def kernel_source(definition: Definition, debug: bool) -> str:
     }
     if debug:
         parts["stepping"] += ["saved_states[env, :] = state_bytes[env]", "saved_rngs[env, 0] = rng[0]"]
-    return _fill("\n".join([lines[0], *(f"    {line}" for line in lines[1:])]) + STEP, parts)
+    return fill("\n".join([lines[0], *(f"    {line}" for line in lines[1:])]) + STEP, parts)
 
 
 def _step_lines(definition: Definition) -> list[str]:
     lines, values = [], []
     for i, leaf in enumerate(definition.action_leaves):
-        shape = _action_shape(leaf, definition.num_agents)
+        shape = action_shape(leaf, definition.num_agents)
         values.append(f"given_{i}")
         if shape:
-            each = _loops(shape, f"given_{i}[{INDICES}] = action_{i}[env, {INDICES}]")
+            each = loops(shape, f"given_{i}[{INDICES}] = action_{i}[env, {INDICES}]")
             lines += [f"given_{i} = wide_{i}[env]", *each]
         else:
             lines.append(f"given_{i} = wide_type_{i}(action_{i}[env])")
-    action = _tuple(values) if definition.nested_action else values[0]
+    action = as_tuple(values) if definition.nested_action else values[0]
     if definition.num_agents == 1:
         return [*lines, f"gain, ending = step(state, {action}, rng)", "reward[at], ends = float(gain), bool(ending)"]
     return [
@@ -152,10 +155,10 @@ def _step_lines(definition: Definition) -> list[str]:
 def _observe_lines(definition: Definition, kind: str) -> list[str]:
     lines, values = [], []
     for i, leaf in enumerate(definition.obs_leaves):
-        shape = _row_shape(leaf, definition.num_agents)
-        lines += [f"seen_{i} = {kind}_{i}[row]", *_loops(shape, f"seen_{i}[{INDICES}] = 0")]
+        shape = row_shape(leaf, definition.num_agents)
+        lines += [f"seen_{i} = {kind}_{i}[row]", *loops(shape, f"seen_{i}[{INDICES}] = 0")]
         values.append(f"seen_{i}")
-    return [*lines, f"observe(state, {_tuple(values) if definition.nested_obs else values[0]})"]
+    return [*lines, f"observe(state, {as_tuple(values) if definition.nested_obs else values[0]})"]
 
 
 def policy_source(definition: Definition, params: Sequence[Any]) -> str:
@@ -169,17 +172,17 @@ def policy_source(definition: Definition, params: Sequence[Any]) -> str:
     lines += [f"slot, lanes = task[{PLACES['slot']}], task[{PLACES['lanes']}]"]
     lines += [f"rows = task[{PLACES['frames']}] * lanes", f"rngs = array_at(task[{behind}], (lanes, 1), np.uint64)"]
     for i, leaf in enumerate(definition.obs_leaves):
-        lines.append(f"obs_{i} = {_leaf_array('obs', i, ('rows', *_row_shape(leaf, 1)), f'T_obs_{i}')}")
+        lines.append(f"obs_{i} = {_leaf_array('obs', i, ('rows', *row_shape(leaf, 1)), f'T_obs_{i}')}")
     for i, leaf in enumerate(definition.action_leaves):
-        lines.append(f"action_{i} = {_leaf_array('action', i, ('lanes', *_row_shape(leaf, 1)), f'T_action_{i}')}")
+        lines.append(f"action_{i} = {_leaf_array('action', i, ('lanes', *row_shape(leaf, 1)), f'T_action_{i}')}")
     for i, param in enumerate(params):
         shape = ", ".join(map(str, param.shape))
         lines.append(f"param_{i} = array_at(task[{behind + 1 + i}], ({shape},), T_param_{i})")
     obs = [f"obs_{i}[slot * lanes + lane]" for i, _ in enumerate(definition.obs_leaves)]
     actions = [f"action_{i}[lane]" for i, _ in enumerate(definition.action_leaves)]
     given = [
-        _tuple(obs) if definition.nested_obs else obs[0],
-        _tuple(actions) if definition.nested_action else actions[0],
+        as_tuple(obs) if definition.nested_obs else obs[0],
+        as_tuple(actions) if definition.nested_action else actions[0],
         "rngs[lane]",
         *(f"param_{i}" for i, _ in enumerate(params)),
     ]
@@ -196,15 +199,17 @@ def _leaf_array(kind: str, index: int, shape: Sequence[Any], dtype: str) -> str:
     return f"array_at(task[{place}], ({', '.join(map(str, shape))},), {dtype})"
 
 
-def _row_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
+def row_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
+    """The shape of one env's part of an observation: of one element where the space has none."""
     return (agents, *leaf.shape) if agents > 1 else leaf.shape or (1,)
 
 
-def _action_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
+def action_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
+    """The same of an action, which is a number where the space has no shape."""
     return (agents, *leaf.shape) if agents > 1 else leaf.shape
 
 
-def _loops(shape: tuple[int, ...], statement: str) -> list[str]:
+def loops(shape: tuple[int, ...], statement: str) -> list[str]:
     """A statement for each element of an array, with INDICES in it."""
     names = [f"i{axis}" for axis, _ in enumerate(shape)]
     heads = [f"for {name} in range({size}):" for name, size in zip(names, shape, strict=True)]
@@ -212,11 +217,12 @@ def _loops(shape: tuple[int, ...], statement: str) -> list[str]:
     return ["    " * depth + line for depth, line in enumerate(lines)]
 
 
-def _tuple(values: Sequence[str]) -> str:
+def as_tuple(values: Sequence[str]) -> str:
+    """These values as a tuple, in source."""
     return f"({', '.join(values)}{',' if len(values) == 1 else ''})"
 
 
-def _fill(source: str, parts: dict[str, list[str]]) -> str:
+def fill(source: str, parts: dict[str, list[str]]) -> str:
     """Put lines where their name stands in braces, as far in as that is."""
     lines = []
     for line in source.splitlines():

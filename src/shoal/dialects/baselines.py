@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from gymnasium import spaces as gym_spaces
 
 from shoal.adapters.modern import modern
 from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, as_list, check_maker, make_one
+from shoal.ranks import LAUNCHER_VARIABLES, Ranks, current, mpi_rank, rank_seed
 from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
 from shoal.wrappers.monitor import Monitor as _Monitor
 from shoal.wrappers.video import tile_images
@@ -50,8 +52,7 @@ class BaselinesVecEnv(PoolVecEnv):
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, spaces: Any = None, **pool_options: Any):
-        with clear_mpi_env_vars():
-            super().__init__(env, num_envs, **pool_options)
+        super().__init__(env, num_envs, **pool_options)
         self.spec = self.pool.specs.spec
         if spaces is not None and tuple(spaces) != (self.observation_space, self.action_space):
             self.close()
@@ -129,8 +130,9 @@ class Monitor(_Monitor):
         allow_early_resets: bool = False,
         reset_keywords: Sequence[str] = (),
         info_keywords: Sequence[str] = (),
+        run: str | None = None,
     ):
-        super().__init__(modern(env), filename, allow_early_resets, reset_keywords, info_keywords)
+        super().__init__(modern(env), filename, allow_early_resets, reset_keywords, info_keywords, run=run)
 
 
 class VecEnvObservationWrapper(VecEnvWrapper):
@@ -171,11 +173,16 @@ class VecNormalize(TransformWrapper):
         gamma: float = 0.99,
         epsilon: float = 1e-8,
         use_tf: bool = False,
+        ranks: Ranks | None = None,
+        sync_every: int | None = None,
     ):
         super().__init__(
             venv,
-            Normalize(norm_obs=ob, norm_reward=ret, clip_obs=clipob, clip_reward=cliprew, gamma=gamma, epsilon=epsilon),
-        )
+            Normalize(
+                norm_obs=ob, norm_reward=ret, clip_obs=clipob, clip_reward=cliprew, gamma=gamma, epsilon=epsilon,
+                ranks=ranks, sync_every=sync_every,
+            ),
+        )  # fmt: skip
 
     @property
     def ob_rms(self) -> Any:
@@ -207,18 +214,13 @@ class VecExtractDictObs(TransformWrapper):
 # ---- making them ---------------------------------------------------------------------------------------------
 
 
-def mpi_rank() -> int:
-    """This process's number among those that mpirun has started; 0 if it has not. Nothing of MPI is imported."""
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
-
-
 @contextlib.contextmanager
 def clear_mpi_env_vars() -> Iterator[None]:
-    """Hide mpirun from the processes that are started meanwhile: one of them that imports mpi4py would hang."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("OMPI_", "PMI_", "PMIX_"))}
+    """Hide mpirun from the processes that are started meanwhile: one of them that imports mpi4py would hang.
+
+    Shoal's own workers never see it.
+    """
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(LAUNCHER_VARIABLES)}
     try:
         yield
     finally:
@@ -226,8 +228,9 @@ def clear_mpi_env_vars() -> Iterator[None]:
 
 
 def set_global_seeds(seed: int | None) -> None:
-    """Seed the global generators of Python and numpy; with None, nothing happens."""
+    """Seed the global generators of Python and numpy, with 1000 more for each rank; with None, nothing happens."""
     if seed is not None:
+        seed += 1000 * current().rank
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
@@ -256,6 +259,7 @@ def make_vec_env(
     flatten_dict_observations: bool = True,
     initializer: Callable[..., Any] | None = None,
     force_dummy: bool = False,
+    logger_dir: str | None = None,
     **pool_options: Any,
 ) -> SubprocVecEnv | DummyVecEnv:
     """Monitored envs as one, in worker processes if there are several.
@@ -263,27 +267,28 @@ def make_vec_env(
     Args:
         env_id: an id, or a function or class that makes an env.
         env_type: "atari" brings the usual preprocessing, which `wrapper_kwargs` is for; all others are plain.
-        seed: env i gets `seed + start_index + i`, and 10000 more for each rank under MPI.
+        seed: env i gets `seed + start_index + i`, and 10000 more for each rank (see `shoal.ranks.current`).
         reward_scale: what rewards are multiplied by.
         flatten_dict_observations: Dict observations as one array.
         initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, where it is made.
         force_dummy: keep the envs in this process.
+        logger_dir: folder for the monitor files `<rank>.<start_index + i>.monitor.csv`; None writes none.
         pool_options: as for `shoal.Pool`.
     """
     check_maker(env_id)
-    rank = mpi_rank()
-    first = None if seed is None else seed + 10_000 * rank + start_index
+    ranks = current()
+    seed = rank_seed(seed, ranks)
     arguments = {
-        "env_id": env_id, "env_type": env_type, "seed": None if seed is None else seed + 10_000 * rank,
-        "reward_scale": reward_scale, "flatten_dict_observations": flatten_dict_observations,
-        "wrapper_kwargs": wrapper_kwargs, "env_kwargs": env_kwargs,
+        "env_id": env_id, "env_type": env_type, "seed": seed, "reward_scale": reward_scale,
+        "flatten_dict_observations": flatten_dict_observations, "wrapper_kwargs": wrapper_kwargs,
+        "env_kwargs": env_kwargs, "logger_dir": logger_dir, "run": uuid.uuid4().hex,
     }  # fmt: skip
-    fns = [_MakeEnv(initializer, rank, start_index + i, arguments) for i in range(num_env)]
+    fns = [_MakeEnv(initializer, ranks.rank, start_index + i, arguments) for i in range(num_env)]
     set_global_seeds(seed)
     alone = force_dummy or num_env == 1
     envs = DummyVecEnv(fns, **pool_options) if alone else SubprocVecEnv(fns, **pool_options)
-    if first is not None:
-        envs.seed(first)
+    if seed is not None:
+        envs.seed(seed + start_index)
     return envs
 
 
@@ -299,12 +304,14 @@ def make_env(
     wrapper_kwargs: Mapping[str, Any] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     logger_dir: str | None = None,
+    run: str | None = None,
 ) -> Any:
     """One env, with a Monitor: made from its id, or by a function or class.
 
     Args:
         gamestate: for "retro", which is not supported.
         logger_dir: folder for the monitor file `<mpi_rank>.<subrank>.monitor.csv`.
+        run: a name for the run: an env that is built anew goes on with its file of the same run.
     """
     if env_type == "retro" or gamestate is not None:
         raise ValueError("env_type: gym-retro has no Gymnasium envs; pass a function that makes one of yours as env_id")
@@ -319,7 +326,7 @@ def make_env(
     if seed is not None:
         env.action_space.seed(seed + subrank)
     path = None if logger_dir is None else os.path.join(logger_dir, f"{mpi_rank}.{subrank}")
-    env = Monitor(env, path, allow_early_resets=True)
+    env = Monitor(env, path, allow_early_resets=True, run=run)
     if env_type == "atari":
         env = _wrap_deepmind(env, **wrapping)
     if isinstance(env.action_space, gym_spaces.Box):

@@ -30,6 +30,7 @@ from shoal.dialects.vec_env import (
     check_vec_env,
     make_one,
 )
+from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
     ExtractDictObs,
@@ -171,11 +172,15 @@ class VecNormalize(TransformWrapper):
         gamma: float = 0.99,
         epsilon: float = 1e-8,
         norm_obs_keys: Sequence[str] | None = None,
+        ranks: Ranks | None = None,
+        sync_every: int | None = None,
     ):
         super().__init__(
             venv,
-            _Normalize(training, norm_obs, norm_reward, clip_obs, clip_reward, gamma, epsilon, norm_obs_keys),
-        )
+            _Normalize(
+                training, norm_obs, norm_reward, clip_obs, clip_reward, gamma, epsilon, norm_obs_keys, ranks, sync_every
+            ),
+        )  # fmt: skip
 
     @classmethod
     def load(cls, load_path: str | os.PathLike[str], venv: Any) -> VecNormalize:
@@ -213,7 +218,8 @@ class VecNormalize(TransformWrapper):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self.transform).items() if name not in ("bound", "returns")}
+        of_this_process = ("bound", "returns", "ranks", "sync_every")
+        state = {name: value for name, value in vars(self.transform).items() if name not in of_this_process}
         return {"transform": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

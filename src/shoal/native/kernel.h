@@ -9,6 +9,7 @@
 #ifndef SHOAL_KERNEL_H
 #define SHOAL_KERNEL_H
 
+#include "bounds.h"
 #include "compat.h"
 #include "doorbell.h"
 #include "step_block.h"
@@ -23,12 +24,17 @@
 #define BLOCK 128            /* envs that are taken through all that is to be done together: few enough for the cache */
 #define ROLLOUT_STEPS 64     /* steps until it looks for signals */
 #define HELPER_SPIN_NS 300000
+#define WORTH_CHECKING_TOGETHER (512 << 10) /* bytes of actions from which on the threads share the look at them */
 #define KERNEL_CAPSULE "shoal.native.Kernel"
 
 struct Kernel;
 typedef struct { struct Kernel *kernel; int index; pthread_t thread; Habit habit; Bell bell; } Helper;
 
+/* Actions, and the bounds that all of them must be inside of. */
+typedef struct { char kind; const Py_buffer *values, *low, *high; _Atomic int outside; } Check;
+
 typedef struct {
+    Check *check;             /* NULL, or all that is to be done is to look at actions */
     int whole;                /* all envs are stepped; otherwise those that were asked */
     KernelFunction policy;    /* NULL: one step */
     int64_t from, to;         /* steps of a rollout */
@@ -125,7 +131,21 @@ static void kernel_roll(Kernel *self, int64_t start, int64_t stop, Tally *tally)
     }
 }
 
+static void kernel_check_piece(Kernel *self, int64_t start, int64_t stop) {
+    Check *check = self->job.check;
+    Py_ssize_t each = check->values->len / self->envs;
+    Py_buffer part = *check->values;
+    part.buf = (char *)part.buf + start * each;
+    part.len = (stop - start) * each;
+    if (part.len > 0 && bounds_scan(check->kind, &part, check->low, check->high) != -1)
+        atomic_store_explicit(&check->outside, 1, memory_order_relaxed);
+}
+
 static void kernel_piece(Kernel *self, int64_t start, int64_t stop, Tally *tally) {
+    if (self->job.check != NULL) {
+        kernel_check_piece(self, start, stop);
+        return;
+    }
     if (self->job.policy == NULL) {
         if (self->job.whole) kernel_step(self, self->table, start, stop, tally);
         else kernel_answer(self, start, stop, tally);
@@ -182,22 +202,36 @@ static void kernel_start(Kernel *self) {
 static void kernel_round(Kernel *self) {
     memset(self->tallies, 0, sizeof(Tally) * (size_t)self->threads);
     int64_t began = now_ns();
-    int alone = self->threads == 1 || self->envs < 2 || (self->job.policy == NULL && self->cost_ns < 2 * WORTH_A_THREAD);
+    int one_step = self->job.policy == NULL && self->job.check == NULL;
+    int alone = self->threads == 1 || self->envs < 2 || (one_step && self->cost_ns < 2 * WORTH_A_THREAD);
     if (!alone && !self->running) kernel_start(self);
     if (alone || self->threads == 1) {
         kernel_piece(self, 0, self->envs, &self->tallies[0]);
-        if (self->job.policy == NULL) self->cost_ns += (now_ns() - began - self->cost_ns) / 4;
+        if (one_step) self->cost_ns += (now_ns() - began - self->cost_ns) / 4;
         return;
     }
     uint32_t target = atomic_load(&self->done.count) + (uint32_t)self->pieces;
     uint32_t round = atomic_load(&self->round) + 1;
     atomic_store(&self->round, round);
-    int64_t worth = self->job.policy ? self->threads : 1 + self->cost_ns / WORTH_A_THREAD;
+    int64_t worth = one_step ? 1 + self->cost_ns / WORTH_A_THREAD : self->threads;
     for (int i = 0; i < self->threads - 1 && i + 1 < worth; i++) bell_ring(&self->helpers[i].bell, 1);
     kernel_work(self, 0, round);
     while (bell_wait(&self->done, target, 0, -1, HELPER_SPIN_NS, &self->habit) != BELL_REACHED) {}
     int64_t parts = worth < self->threads ? worth : self->threads;
-    if (self->job.policy == NULL) self->cost_ns += ((now_ns() - began) * parts - self->cost_ns) / 4;
+    if (one_step) self->cost_ns += ((now_ns() - began) * parts - self->cost_ns) / 4;
+}
+
+/* Whether all actions are inside of their bounds, of which there is one for each item of an env's action. */
+static int kernel_check(Kernel *self, char kind, const Py_buffer *values, const Py_buffer *low, const Py_buffer *high) {
+    if (self->threads == 1 || values->len < WORTH_CHECKING_TOGETHER)
+        return bounds_scan(kind, values, low, high) == -1;
+    Check check = {.kind = kind, .values = values, .low = low, .high = high};
+    self->job.check = &check;
+    Py_BEGIN_ALLOW_THREADS
+    kernel_round(self);
+    Py_END_ALLOW_THREADS
+    self->job.check = NULL;
+    return !check.outside;
 }
 
 /* Sums what the threads have counted; the status bits of all answers, or -1 with an exception set. */

@@ -404,15 +404,13 @@ static PyObject *lanes_collect(PyObject *object, PyObject *args) {
     return result;
 }
 
-/* The buffer of a batch of actions, if it is exactly what the space says: to be released then. */
+/* The buffer of a batch of actions, if it is what the space says but for their bounds: to be released then. */
 static int lanes_view_actions(Lanes *self, PyObject *actions, Py_buffer *view) {
     if (!self->has_action || PyObject_GetBuffer(actions, view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) < 0) {
         PyErr_Clear();
         return 0;
     }
     int fits = leaf_fits(&self->action, view, self->lanes);
-    if (fits && self->low.len > 0)
-        fits = bounds_scan(format_kind(view->format), view, &self->low, &self->high) == -1;
     if (!fits) PyBuffer_Release(view);
     return fits;
 }
@@ -421,9 +419,10 @@ static int lanes_view_actions(Lanes *self, PyObject *actions, Py_buffer *view) {
 static int lanes_accept_actions(Lanes *self, PyObject *actions) {
     Py_buffer view;
     if (!lanes_view_actions(self, actions, &view)) return 0;
-    memcpy(self->action.base, view.buf, (size_t)view.len);
+    int fits = self->low.len == 0 || bounds_scan(format_kind(view.format), &view, &self->low, &self->high) == -1;
+    if (fits) memcpy(self->action.base, view.buf, (size_t)view.len);
     PyBuffer_Release(&view);
-    return 1;
+    return fits;
 }
 
 /* All lanes by the kernel, where they stand in one frame: nothing is posted or collected, and actions are read where
@@ -436,6 +435,10 @@ static PyObject *lanes_step_kernel(Lanes *self, PyObject *actions) {
     PyObject *result;
     if (atomic_exchange(&self->in_use, 1)) {
         result = PyLong_FromLong(IN_USE);
+    } else if (self->low.len > 0 &&
+               !kernel_check(self->kernel, format_kind(view.format), &view, &self->low, &self->high)) {
+        atomic_store(&self->in_use, 0);
+        result = PyLong_FromLong(NOT_TAKEN);
     } else {
         int slot = (int)((self->slot[0] + 1) % self->frames);
         memset(self->slot, slot, (size_t)self->lanes);

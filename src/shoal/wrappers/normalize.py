@@ -12,9 +12,17 @@ from gymnasium import Space, spaces
 
 from shoal.checks import number, positive_number
 from shoal.datafile import DataError
+from shoal.ranks import Ranks
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, put_rows, with_parts
 from shoal.wrappers.frame_stack import is_image
-from shoal.wrappers.running import SETTINGS, RunningMeanStd, read_statistics, standardized, write_statistics
+from shoal.wrappers.running import (
+    SETTINGS,
+    RunningMeanStd,
+    merge_ranks,
+    read_statistics,
+    standardized,
+    write_statistics,
+)
 
 __all__ = ["Normalize", "data_of"]
 
@@ -31,6 +39,9 @@ class Normalize(Transform):
         gamma: discount of the returns.
         epsilon: keeps variances away from 0.
         norm_obs_keys: which parts of Dict observations; None for all, which must be Boxes then.
+        ranks: `shoal.ranks.current()`, where several processes train one policy, each with its own envs: `sync` makes
+            the statistics those of all that all of them have seen. None: this process is alone.
+        sync_every: call `sync` after each so many batches of training, which all ranks must have equally many of.
 
     Attributes:
         obs_rms, ret_rms: the statistics; for Dict observations, `obs_rms` has one for each key.
@@ -50,6 +61,8 @@ class Normalize(Transform):
         gamma: float = 0.99,
         epsilon: float = 1e-8,
         norm_obs_keys: Sequence[str] | None = None,
+        ranks: Ranks | None = None,
+        sync_every: int | None = None,
     ):
         self.training, self.norm_obs, self.norm_reward = training, norm_obs, norm_reward
         self.clip_obs, self.clip_reward = (
@@ -58,6 +71,12 @@ class Normalize(Transform):
         )
         self.gamma, self.epsilon = number("gamma", gamma, 0.0, 1.0), number("epsilon", epsilon, 0.0, np.inf)
         self.norm_obs_keys = None if norm_obs_keys is None else list(norm_obs_keys)
+        if ranks is not None and not isinstance(ranks, Ranks):
+            raise TypeError(f"ranks: expected shoal.ranks.current() or another of its Ranks, found {ranks!r}")
+        if sync_every is not None and (ranks is None or isinstance(sync_every, bool) or not sync_every >= 1):
+            raise ValueError(f"sync_every: expected 1 or more, together with ranks, found {sync_every!r}, {ranks!r}")
+        self.ranks, self.sync_every = ranks, sync_every
+        self.batches_since_sync = 0
         self.obs_rms: Any = None  # RunningMeanStd, by key where observations are dicts; None without norm_obs
         self.ret_rms: Any = self.statistics()
         self.returns: Array = np.zeros(0)
@@ -103,6 +122,9 @@ class Normalize(Transform):
 
     def apply(self, rows: Rows) -> None:
         """Learn from the rows, and normalize them."""
+        if self.ranks is not None:
+            for statistics in self._all_statistics():
+                statistics.keep_apart()
         before = self.old_obs
         self.old_obs = self._kept(rows.obs)
         if rows.with_rest and before is not None:
@@ -120,6 +142,24 @@ class Normalize(Transform):
         rows.reward = self.normalize_reward(rows.reward)
         over = rows.began | rows.done
         self.returns[over if rows.whole else rows.ids[over]] = 0.0
+        if self.sync_every is not None and self.training:
+            self.batches_since_sync += 1
+            if self.batches_since_sync >= self.sync_every:
+                self.sync()
+
+    def _all_statistics(self) -> list[Any]:
+        return [*(rms for _, rms in sorted(self._by_part().items(), key=str)), self.ret_rms]
+
+    def sync(self) -> None:
+        """Make the statistics those of all that all ranks have seen, exactly, and the same on each. All must call it.
+
+        Raises:
+            ValueError: there are no ranks, or they normalize different things.
+        """
+        if self.ranks is None:
+            raise ValueError("sync: which ranks? Make it by Normalize(ranks=shoal.ranks.current())")
+        merge_ranks(self._all_statistics(), self.ranks)
+        self.batches_since_sync = 0
 
     def _learn_returns(self, rows: Rows) -> None:
         if rows.whole:

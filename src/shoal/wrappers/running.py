@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import numpy as np
 
 from shoal import native
 from shoal.datafile import DataError, read_file, write_file
+from shoal.ranks import Ranks
 from shoal.wrappers.base import Array
 
-__all__ = ["RunningMeanStd", "read_statistics", "standardized", "write_statistics"]
+__all__ = ["RunningMeanStd", "merge_ranks", "read_statistics", "standardized", "write_statistics"]
 
 KIND = "shoal normalization"
 
@@ -27,6 +29,10 @@ class RunningMeanStd:
         epsilon: how many observations the start, mean 0 and variance 1, counts for.
         shape: of one observation.
     """
+
+    # Where ranks merge what they have seen: what all had after the last merge, and what this one has seen since.
+    _common: RunningMeanStd | None = None
+    _fresh: RunningMeanStd | None = None
 
     def __init__(self, epsilon: float = 1e-4, shape: tuple[int, ...] = ()):
         self.mean: Array = np.zeros(shape, np.float64)
@@ -40,6 +46,8 @@ class RunningMeanStd:
         mean, var = np.array(self.mean, np.float64), np.array(self.var, np.float64)
         self.count = native.merge(values.dtype.kind, values, mean, var, self.count)
         self.mean, self.var = mean, var
+        if self._fresh is not None:
+            self._fresh.update(values)
 
     def standardize(self, values: Any, epsilon: float, limit: float) -> Array:
         """Values [..., *shape] brought to mean 0 and variance 1, and into [-limit, limit], as float32."""
@@ -49,14 +57,21 @@ class RunningMeanStd:
         """Take in a batch of which only this is known."""
         total = self.count + count
         delta = mean - self.mean
-        share = count / total
-        self.var = self.var * (1.0 - share) + var * share + delta * delta * (share * (1.0 - share))
+        share, rest = count / total, self.count / total  # 1 - share would lose what a small count has to say
+        self.var = self.var * rest + var * share + delta * delta * (share * rest)
         self.mean = self.mean + delta * share
         self.count = total
+        if self._fresh is not None:
+            self._fresh.update_from_moments(mean, var, count)
 
     def combine(self, other: RunningMeanStd) -> None:
         """Take in all that another one has seen."""
         self.update_from_moments(other.mean, other.var, other.count)
+
+    def keep_apart(self) -> None:
+        """Note from now on what is new, for `merge_ranks`; what is known already is what all ranks have in common."""
+        if self._common is None:
+            self._common, self._fresh = self.copy(), RunningMeanStd(0.0, np.shape(self.mean))
 
     def copy(self) -> RunningMeanStd:
         """Another one that has seen the same."""
@@ -83,6 +98,49 @@ class RunningMeanStd:
 
     def __repr__(self) -> str:
         return f"RunningMeanStd(shape={np.shape(self.mean)}, count={self.count:g})"
+
+
+def merge_ranks(statistics: Sequence[RunningMeanStd], ranks: Ranks) -> None:
+    """Let these statistics be those of all that all ranks have seen: all ranks call it, with the same ones.
+
+    What is new since the last merge is gathered and taken in rank by rank, so that all ranks get the same bits, and
+    nothing counts twice, the start included. What they knew before `keep_apart` was called must be the same everywhere.
+
+    Raises:
+        ValueError: on every rank, if they had different statistics to begin with.
+    """
+    for one in statistics:
+        one.keep_apart()
+    common = [_as_row(one._common) for one in statistics]
+    fresh = [_as_row(one._fresh) for one in statistics]
+    rows = ranks.allgather(np.concatenate([*common, *fresh]))
+    width = rows.shape[1] // 2
+    for rank, row in enumerate(rows[:, :width]):
+        if row.tobytes() != rows[0, :width].tobytes():
+            raise ValueError(
+                f"merge_ranks: rank {rank} began with other statistics than rank 0: load the same file on every rank"
+            )
+    ends = np.cumsum([len(row) for row in fresh])[:-1]
+    shares = [np.split(row, ends) for row in rows[:, width:]]  # by rank, then by statistics
+    for i, one in enumerate(statistics):
+        _take_in(one, [share[i] for share in shares])
+
+
+def _as_row(moments: RunningMeanStd | None) -> Array:
+    assert moments is not None
+    return np.concatenate([[moments.count], np.ravel(moments.mean), np.ravel(moments.var)])
+
+
+def _take_in(statistics: RunningMeanStd, shares: Sequence[Array]) -> None:
+    merged, shape = statistics._common, np.shape(statistics.mean)
+    assert merged is not None
+    for share in shares:
+        mean, var = share[1:].reshape(2, *shape)
+        if share[0] > 0:
+            merged.update_from_moments(mean, var, float(share[0]))
+    statistics.mean, statistics.var, statistics.count = np.copy(merged.mean), np.copy(merged.var), merged.count
+    statistics._common = statistics._fresh = None
+    statistics.keep_apart()
 
 
 def _plain(batch: Any, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,141 @@
+"""Kernels for GPUs, by numba-cuda; in Numba's simulator of a GPU too (NUMBA_ENABLE_CUDASIM=1)."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import numpy as np
+
+from shoal.compiled import numba_random, random
+from shoal.compiled.cuda.source import Kind, constants, kernel_source, launch_bounds, narrow
+from shoal.compiled.env import Definition
+from shoal.compiled.random import EPISODE, GAMMA, MASK
+from shoal.compiled.rebuild import Rebuilder
+from shoal.errors import BadEnv
+
+__all__ = ["INSTALL", "build", "driver", "missing", "simulated"]
+
+INSTALL = 'pip install "shoal[cuda]"'
+
+
+def simulated() -> bool:
+    """Whether Numba only simulates a GPU: very slowly, but it finds mistakes."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+def missing() -> str:
+    """What this machine lacks, and how to get it; "" for nothing."""
+    if importlib.util.find_spec("numba") is None or importlib.util.find_spec("numba_cuda") is None:
+        return f'backend="cuda" needs numba-cuda: {INSTALL}'
+    if simulated():
+        return ""
+    try:
+        cuda = driver()
+        if cuda.is_available() and len(cuda.gpus) > 0:
+            return ""
+    except Exception as error:  # whatever a driver that is half there says
+        return f'backend="cuda" needs a working NVIDIA driver, and Numba says: {error}'
+    return 'backend="cuda" needs an NVIDIA GPU and its driver, and found none; use backend="compiled" on this machine'
+
+
+@functools.cache
+def driver() -> Any:
+    """The module numba.cuda."""
+    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it, numpy 2.5 has dropped it
+        np.row_stack = np.vstack
+    from numba import cuda
+
+    return cuda
+
+
+def build(definition: Definition, kind: Kind, precision: str, policy: Any = None, debug: bool = False) -> Any:
+    """The kernel of a class, to be launched as `kernel[blocks, threads, stream](...)`.
+
+    Raises:
+        BadEnv: what cannot be compiled, in the user's own words.
+    """
+    cuda, single = driver(), precision == "single"
+    dtype = narrow(definition.dtype) if single else definition.dtype
+    functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
+    functions["begin_stream"] = random.begin_stream
+    if policy is not None:
+        functions["policy"] = policy
+    options = {"debug": True, "opt": False} if debug else {}
+    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), _narrow_constant if single else _same)
+    names = {**constants(definition, dtype), **{name: rebuild(one) for name, one in functions.items()}}
+    names.update(cuda=cuda, T_STATE=_state_type(dtype), record_at=_record_at())
+    names["T_NUMBER"] = np.float32 if single else np.float64
+    exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
+    # Divisions and roots of 32 bits need not be right to the last bit. What the user's functions call (sin, exp) stays
+    # precise: they are compiled without this.
+    bounds = {} if simulated() or debug else {"launch_bounds": launch_bounds(definition)}
+    return cuda.jit(fastmath=single, **bounds, **options)(names["kernel"])
+
+
+def explained(definition: Definition, error: Exception) -> Exception:
+    """What Numba says about a class that cannot be compiled: on a GPU as on the CPU, where it says more."""
+    from shoal.compiled.diagnosis import explain_env
+
+    found = explain_env(definition, False, error)
+    text = str(found)
+    return BadEnv(text if text.startswith(definition.name) else f"{definition.name} on a GPU: {text}")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _narrow_constant(value: Any) -> Any:
+    """Floats of 32 bits, so that arithmetic with them has no more: Python's own would widen everything."""
+    if isinstance(value, float):  # also numpy's, of 64 bits
+        return np.float32(value)
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        return value.astype(np.float32)
+    if isinstance(value, tuple):
+        return tuple(_narrow_constant(one) for one in value)
+    return value
+
+
+def _versions(single: bool) -> Any:
+    # The simulator runs plain Python, whose numbers do not wrap around.
+    plain = {**{one: one for one in numba_random.VERSIONS}, random.begin_stream: _plain_begin_stream}
+    versions = plain if simulated() else numba_random.VERSIONS
+    return {**versions, random.uniform: _uniform_single} if single else versions
+
+
+def _plain_begin_stream(rng: Any, seed: Any, episode: Any) -> None:
+    rng[0] = np.uint64(random.mix((random.mix((int(seed) + GAMMA) & MASK) + int(episode) * EPISODE) & MASK))
+
+
+SHIFT_40, UNIT_24 = np.uint64(40), np.float32(2.0**-24)
+
+
+def _uniform_single(rng: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
+    """See random.uniform; of the same bits as there, those that a float of 32 bits has."""
+    return low + (high - low) * (np.float32(random.next_bits(rng) >> SHIFT_40) * UNIT_24)
+
+
+def _state_type(dtype: np.dtype[Any]) -> Any:
+    if simulated():
+        return dtype
+    from numba import from_dtype
+
+    return from_dtype(dtype)
+
+
+def _record_at() -> Any:
+    """The function record_at(states, index) of compiled code; records of plain numpy have no attributes."""
+    return _simulated_item if simulated() else driver().jit(device=True)(_item)
+
+
+def _item(states: Any, index: Any) -> Any:
+    return states[index]
+
+
+def _simulated_item(states: Any, index: Any) -> Any:
+    while not isinstance(states, np.ndarray):  # what the simulator has wrapped around it
+        states = states._item if "_item" in vars(states) else states._ary
+    return states.view(np.recarray)[index]

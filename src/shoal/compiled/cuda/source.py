@@ -1,0 +1,305 @@
+"""The source of a kernel for GPUs: each thread steps one env, written out for the leaves and agents of one class.
+
+The counterpart of `shoal.compiled.template`. What costs time on a GPU is memory, so everything here is about moving few
+bytes, and neighbours together: the numbers of a state lie in an array each, and in registers while they are worked on;
+params that are the same for all envs are arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from dis import Instruction, get_instructions
+from typing import Any
+
+import numpy as np
+
+from shoal.compiled.env import Definition
+from shoal.compiled.policy import STREAM
+from shoal.compiled.template import INDICES, action_shape, as_tuple, fill, loops, row_shape, wide_type
+from shoal.spaces import Leaf
+
+__all__ = [
+    "BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "launch_bounds", "length_type", "narrow",
+]  # fmt: skip
+
+BLOCK = 128  # threads of a block
+WARPS = 64  # of a multiprocessor: they hide the time that memory takes, and envs with few numbers need few registers
+ENDED = -1  # in place of the length of an episode that is over
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which kernel of a class is meant.
+
+    Attributes:
+        does: "reset" (begin an episode), "step" or "rollout" (many steps by a policy).
+        mode: how episodes follow each other.
+        masked: whether only those envs take part whose mask is set.
+        own_params: whether each env has params of its own.
+        tracks: whether the returns and lengths of episodes are kept.
+        policy_params: how many arrays the policy of a rollout has.
+    """
+
+    does: str
+    mode: str = "disabled"
+    masked: bool = False
+    own_params: bool = False
+    tracks: bool = False
+    policy_params: int = 0
+
+
+BODY = """
+    env = np.uint32(cuda.grid(1))  # without a sign, so that Numba need not ask whether an index counts from the end
+    live = env < count
+    {mask}
+    {declare}
+    if live:
+        {load}
+        {act}
+        {store}
+"""
+# What both branches of an `if` would store is stored behind it: a warp whose threads disagree goes through both.
+STEP = """
+row = {row}
+seen_row = {seen_row}
+{choose}
+{take}
+begins = {begins}
+{nothing}
+if not begins:
+    length += 1
+    {call}
+over = ends or cut
+{answer}
+{track}
+{final}
+fresh = {fresh}
+if fresh:
+    {begin}
+{end}
+{observe}
+"""
+
+
+def has_columns(definition: Definition) -> bool:
+    """Whether the fields of a state have an array each: not where some are arrays, whose elements threads look up."""
+    names = definition.dtype.names or ()
+    return all(definition.dtype[name].shape == () for name in names) and len(names) <= 32
+
+
+def launch_bounds(definition: Definition) -> tuple[int, ...]:
+    """Threads of a block, and, of kernels that mostly wait for memory, how many blocks are to run at once."""
+    small = has_columns(definition) and len(definition.dtype.names or ()) <= 16
+    return (BLOCK, WARPS * 32 // BLOCK) if small else (BLOCK,)
+
+
+def length_type(definition: Definition) -> type[np.signedinteger[Any]]:
+    """Of the number of an episode's steps: small, because it is read and written at each step."""
+    limit = definition.max_episode_steps
+    return np.int16 if limit is not None and limit < 2**15 - 1 else np.int32
+
+
+def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same with floats of 32 bits."""
+    if dtype.fields:
+        return np.dtype([(name, *_narrow_field(field[0])) for name, field in dtype.fields.items()], align=True)
+    return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
+def _narrow_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    return narrow(dtype.base), dtype.shape
+
+
+def arguments(definition: Definition, kind: Kind) -> list[str]:
+    """The names of a kernel's arguments, in order."""
+    names = ["count", "streams", "rngs", "lengths"]
+    if kind.does != "reset":
+        names += ["steps", "reward", "terminated", "truncated"]
+        names += [f"action_{i}" for i, _ in enumerate(definition.action_leaves)]
+        names += [f"final_{i}" for i, _ in enumerate(definition.obs_leaves)] if kind.mode == "same_step" else []
+        names += ["totals", "episode_return", "episode_length"] if kind.tracks else []
+    if kind.does == "rollout":
+        names += ["began", "policy_seed", *(f"policy_param_{i}" for i in range(kind.policy_params))]
+    names += ["mask"] if kind.masked else []
+    names += [f"obs_{i}" for i, _ in enumerate(definition.obs_leaves)]
+    if not has_columns(definition):
+        return [*names, "states", "state_bytes"]
+    return [*names, *(f"field_{name}" for name in definition.dtype.names or ())]
+
+
+def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
+    """The names that the source of a kernel needs beside functions; `dtype` is that of a state."""
+    cleared = min((dtype.fields[name][1] for name in definition.params), default=dtype.itemsize) if dtype.fields else 0
+    return {
+        "np": np, "ENDED": np.int32(ENDED), "POLICY_STREAM": np.int64(STREAM),
+        "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
+        **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
+        **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
+    }  # fmt: skip
+
+
+def kernel_source(definition: Definition, kind: Kind) -> str:
+    """The source of `kernel`.
+
+    It calls reset, step, observe, begin_stream, record_at and, for a rollout, policy; these and `cuda`, T_STATE,
+    T_NUMBER and the `constants` are to be given along with it.
+    """
+    keeps_stream = uses_chance(definition)
+    declare = ["rng = cuda.local.array(1, np.uint64)"]
+    names = definition.dtype.names or ()
+    if has_columns(definition):
+        declare += ["local = cuda.local.array(1, T_STATE)"]
+        own = [name for name in names if kind.own_params or name not in definition.params]
+        load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
+        load += [f"state.{name} = field_{name}" for name in names if name not in own]
+        store = [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
+    else:
+        load, store = ["state = record_at(states, env)"], []
+    store += ["lengths[env] = length", *["rngs[env, 0] = rng[0]"] * keeps_stream]
+    if kind.does == "reset":
+        act = [*_begin_lines(definition), *_observe_lines(definition, "obs", "env")]
+    else:
+        load += ["length = lengths[env]", *["rng[0] = rngs[env, 0]"] * keeps_stream]
+        act = _step_lines(definition, kind)
+    parts = {
+        "mask": ["if live:", "    live = mask[env] != 0"] * kind.masked,
+        "declare": declare,
+        "load": load,
+        "act": act,
+        "store": store,
+    }
+    return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
+
+
+def uses_chance(definition: Definition) -> bool:
+    """Whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
+    code = definition.step.__code__
+    name = code.co_varnames[code.co_argcount - 1]
+    return name in code.co_cellvars or any(one.argval == name or name in _pair(one) for one in get_instructions(code))
+
+
+def _pair(instruction: Instruction) -> tuple[Any, ...]:
+    """The names of an instruction that loads two at once."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else ()
+
+
+def _begin_lines(definition: Definition) -> list[str]:
+    if has_columns(definition):
+        names = definition.dtype.names or ()
+        clear = [f"state.{name} = 0" for name in names if name not in definition.params]
+    else:
+        clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
+    return [
+        *clear, "begin_stream(rng, streams[env, 0], streams[env, 1])", "streams[env, 1] += np.uint64(1)",
+        "reset(state, rng)", "length = 0",
+    ]  # fmt: skip
+
+
+def _step_lines(definition: Definition, kind: Kind) -> list[str]:
+    """One step, or all those of a rollout."""
+    rolls, agents, mode = kind.does == "rollout", definition.num_agents, kind.mode
+    of_agents = [f", {k}" for k in range(agents)] if agents > 1 else [""]
+    began = [f"began[seen_row{k}] = fresh" for k in of_agents] if rolls else []
+    numbers = {
+        "row": "np.uint64(t) * np.uint64(count) + np.uint64(env)" if rolls else "env",
+        "seen_row": "row + np.uint64(count)" if rolls else "row",
+        "begins": "length == ENDED" if mode == "next_step" else "False",
+        "fresh": {"next_step": "begins", "same_step": "over", "disabled": "False"}[mode],
+    }
+    source = STEP
+    for name, value in numbers.items():
+        source = source.replace(f"{{{name}}}", value)
+    track = [
+        f"totals[env{k}] = reward[row{k}] + (0 if so_far <= 1 else totals[env{k}])\n"
+        f"episode_return[row{k}], episode_length[row{k}] = totals[env{k}], so_far"
+        for k in of_agents
+    ]
+    parts = {
+        "choose": _choose_lines(definition, kind) if rolls else [],
+        "take": _take_lines(definition),
+        "nothing": ["ends, cut = False, False", *_no_reward_lines(definition)],
+        "call": [*_call_lines(definition), "cut = LIMIT > 0 and length >= LIMIT"],
+        "answer": [
+            *["reward[row] = gain"] * (agents == 1),
+            *(f"terminated[row{k}], truncated[row{k}] = ends, cut" for k in of_agents),
+        ],
+        "track": ["so_far = 0 if begins else length", *"\n".join(track).splitlines()] * kind.tracks,
+        "final": ["if over:", *_in(_observe_lines(definition, "final", "row"))] * (mode == "same_step"),
+        "begin": _begin_lines(definition),
+        "end": [*["if over:", "    length = ENDED"] * (mode == "next_step"), *began],
+        "observe": _observe_lines(definition, "obs", "seen_row"),
+    }
+    lines = [line for line in fill(source, parts).splitlines() if line]
+    if not rolls:
+        return lines
+    first = [f"began[env{k}] = length == 0" for k in of_agents]
+    make = [f"policy_rng = cuda.local.array({agents}, np.uint64)"]
+    make += [f"policy_seed += np.uint64(env) * np.uint64({agents})"]
+    for k in range(agents):
+        make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64({k}), POLICY_STREAM)")
+    return [*make, *first, "for t in range(steps):", *_in(lines)]
+
+
+def _take_lines(definition: Definition) -> list[str]:
+    """Read the actions: early, so that they come while other things are looked at."""
+    lines = []
+    for i, leaf in enumerate(definition.action_leaves):
+        shape = action_shape(leaf, definition.num_agents)
+        if shape:
+            each = loops(shape, f"given_{i}[{INDICES}] = action_{i}[row, {INDICES}]")
+            lines += [f"given_{i} = cuda.local.array({as_tuple(list(map(str, shape)))}, T_wide_{i})", *each]
+        else:
+            lines.append(f"given_{i} = wide_type_{i}(action_{i}[row])")
+    return lines
+
+
+def _no_reward_lines(definition: Definition) -> list[str]:
+    if definition.num_agents == 1:
+        return ["gain = T_NUMBER(0)"]
+    return ["rewards = reward[row]", *loops((definition.num_agents,), "rewards[i0] = 0")]
+
+
+def _call_lines(definition: Definition) -> list[str]:
+    values = [f"given_{i}" for i, _ in enumerate(definition.action_leaves)]
+    action = as_tuple(values) if definition.nested_action else values[0]
+    if definition.num_agents == 1:
+        return [f"value, ending = step(state, {action}, rng)", "gain, ends = T_NUMBER(value), bool(ending)"]
+    return [f"ends = bool(step(state, {action}, rewards, rng))"]
+
+
+def _observe_lines(definition: Definition, where: str, row: str) -> list[str]:
+    lines, values = [], []
+    for i, leaf in enumerate(definition.obs_leaves):
+        zeros = loops(row_shape(leaf, definition.num_agents), f"seen_{i}[{INDICES}] = 0")
+        lines += [f"seen_{i} = {where}_{i}[{row}]", *zeros]
+        values.append(f"seen_{i}")
+    return [*lines, f"observe(state, {as_tuple(values) if definition.nested_obs else values[0]})"]
+
+
+def _choose_lines(definition: Definition, kind: Kind) -> list[str]:
+    """Let the policy choose for each lane of the env."""
+    lines, agents = [], definition.num_agents
+    for agent in range(agents):
+        obs = [f"obs_{i}[{_lane(leaf, agents, agent, True)}]" for i, leaf in enumerate(definition.obs_leaves)]
+        actions = [
+            f"action_{i}[{_lane(leaf, agents, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)
+        ]
+        given = [
+            as_tuple(obs) if definition.nested_obs else obs[0],
+            as_tuple(actions) if definition.nested_action else actions[0],
+            f"policy_rng[{agent}:{agent + 1}]",
+            *(f"policy_param_{i}" for i in range(kind.policy_params)),
+        ]
+        lines.append(f"policy({', '.join(given)})")
+    return lines
+
+
+def _lane(leaf: Leaf, agents: int, agent: int, observed: bool) -> str:
+    """The index of one lane's part, which is an array also where the space has no shape."""
+    if agents > 1:
+        return f"row, {agent}" if leaf.shape else f"row, {agent}:{agent + 1}"
+    return "row" if leaf.shape or observed else "row : row + 1"
+
+
+def _in(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
