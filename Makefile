@@ -5,13 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 TF_VENV := .venv-tf
+RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo test test-native test-twin test-tf lint types faults soak bench bench-graph sanitize clean
+.PHONY: help demo test test-native test-twin test-ray test-rllib test-tf lint types faults soak bench bench-graph sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
 	@echo "make test      set up and run all tests: with the C core, with its Python twin, and those of TensorFlow"
+	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
@@ -44,14 +46,30 @@ demo: $(VENV)/.ready
 
 # Most tests wait for something: more jobs than cores.
 JOBS ?= 4
-test: test-native test-twin test-tf
+test: test-native test-twin test-ray test-tf
 
 test-native: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/distributed/test_ray.py
+
+# One process: a cluster of several nodes takes ten seconds to start, and all cores.
+test-ray: $(VENV)/.ready
+	$(BIN)/python -m pytest -q tests/distributed/test_ray.py
+
+# RLlib pins Gymnasium, so it has an environment of its own; not a part of `make test`.
+$(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(RLLIB_VENV)/bin/python || $(PYTHON) -m venv $(RLLIB_VENV)
+	$(RLLIB_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(RLLIB_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
+	$(RLLIB_VENV)/bin/python -m pip install --quiet --editable ".[test]" "ray[rllib]>=2.40,<3"
+	touch $@
+
+test-rllib: $(RLLIB_VENV)/.ready
+	$(RLLIB_VENV)/bin/python -m pytest -q tests/distributed/test_rllib.py
 
 # The same suite over the twin, less what has no core in it.
 test-twin: $(VENV)/.ready
-	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults \
+		tests/distributed/test_far.py
 
 # TF-Agents needs pins of its own, and the CPU build of TensorFlow; gymnax wants an older Gymnasium than the other tests.
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -92,6 +110,7 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/sb3.py
 	$(BENCH_VENV)/bin/python benchmarks/puffer.py --agents
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
+	$(BENCH_VENV)/bin/python benchmarks/ray_actors.py
 
 bench-graph: $(VENV)/.ready $(TF_VENV)/.ready
 	$(TF_VENV)/bin/python benchmarks/py_environments.py
@@ -104,4 +123,4 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) build demo src/*.egg-info src/shoal/native/*.so

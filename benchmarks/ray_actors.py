@@ -1,11 +1,13 @@
 """Shoal's Ray backend against tianshou's RayVectorEnv, PufferLib's Ray and Shoal's own processes, on one local cluster.
 
 Everybody lives in this process, with actors of its own on the same cluster, and steps when it is its turn, so that a
-busy machine hits all alike; medians of the rounds, quartiles in brackets, ratios within each round.
+busy machine hits all alike; medians of the rounds, quartiles in brackets, ratios within each round. Ray's workers have
+a niceness of 15, unless RAY_worker_niceness says otherwise: whatever else runs on the machine goes first.
 
 - throughput: 64 CartPoles on 2 actors, PufferLib's with 2 actors, tianshou's with an actor for each env (16 of them)
 - start: until 2 actors with 32 envs each have answered their first reset, Ray being up
-- slow envs: 16 envs of 500 us, 2 actors against 2 local processes
+- slow envs: 16 envs of 500 us, 2 actors against 2 local processes: in batches of 4, so that each actor has a message to
+  work on while another one is under way, and in full batches, where everybody waits for the network
 - delay: envs of 1 ms, 4 batches under way, with and without 5 ms added to every message, there and back
 
 python benchmarks/ray_actors.py --parts throughput start slow delay
@@ -14,6 +16,7 @@ python benchmarks/ray_actors.py --parts throughput start slow delay
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import statistics
@@ -24,7 +27,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import ray
 from rich.console import Console
 from rich.table import Table
 
@@ -96,6 +98,7 @@ def puffers(num_envs: int) -> tuple[Run, Callable[[], None]]:
     """PufferLib's Ray."""
     import pufferlib.emulation
     import pufferlib.vector
+    import ray
 
     def make(buf: Any = None, seed: int = 0) -> Any:
         creator = lambda: gymnasium.make("CartPole-v1")  # noqa: E731
@@ -194,22 +197,23 @@ def start(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
-    for kind in (Working, Waiting):
-        env = lambda kind=kind: kind(500e-6)  # noqa: E731
+    for kind, size in ((Working, 4), (Waiting, 4), (Working, 16), (Waiting, 16)):
+        env = functools.partial(kind, 500e-6)
         pools = {
-            "shoal, 2 actors": on_ray(env, 16),
-            "shoal, 2 processes": shoal.Pool(env, 16, backend="processes", num_workers=2),
+            "shoal, 2 actors": on_ray(env, 16, batch_size=size),
+            "shoal, 2 processes": shoal.Pool(env, 16, backend="processes", num_workers=2, batch_size=size),
         }
-        runs = {name: stepping(pool) for name, pool in pools.items()}
+        runs = {name: streaming(pool) for name, pool in pools.items()}
         rates = in_turns(runs, options.seconds, options.rounds)
-        found.append(report(f"16 envs of 500 us, {kind.__name__.lower()}", rates, "shoal, 2 actors"))
+        title = f"16 envs, {kind.__name__.lower()} for 500 us, batches of {size}"
+        found.append(report(title, rates, "shoal, 2 actors"))
         for pool in pools.values():
             pool.close()
     return found
 
 
 def delay(options: argparse.Namespace) -> list[dict[str, Any]]:
-    env = lambda: Waiting(1e-3)  # noqa: E731
+    env = functools.partial(Waiting, 1e-3)
     pools = {
         name: on_ray(env, 64, batch_size=16, backend_options={"delay": seconds})
         for name, seconds in (("5 ms more for every message", 5e-3), ("no delay", 0.0))
@@ -233,6 +237,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results (%(default)s)")
     options = parser.parse_args()
+    import ray  # not before somebody has read the help
+
     # As many CPUs as tianshou's actors ask for: Ray would wait for more of them for ever.
     ray.init(num_cpus=options.tianshou + 4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     found = [one for part in options.parts for one in PARTS[part](options)]

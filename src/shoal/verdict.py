@@ -16,6 +16,7 @@ MUCH = 0.2  # of the time: worth doing something about
 MOST = 0.5
 SLOW, SLOWER_BY = 1.5, 1e-4  # times as long as the others, and by so many seconds: that env is slow by itself
 VARIED = 3.0  # the 99th percentile against the median
+REMOTE = ("ray",)  # workers that a message must travel to
 LONG_WAKE = 1e-4  # seconds; waking a sleeper takes less where a core is free for it
 
 
@@ -98,6 +99,9 @@ def _slow_env(stats: PoolStats) -> str:
 
 def _waking(stats: PoolStats) -> str:
     text = f"waking takes {stats.shares.waking:.0%} of the time"
+    if stats.backend in REMOTE:
+        way = duration(max(worker.waking for worker in stats.workers))
+        return f"{text}: messages take {way} there and back: use more envs for each worker, or a smaller batch_size"
     workers, passes = len(stats.blocks), max(1, sum(worker.passes for worker in stats.workers))
     if workers > usable_cores():
         return f"{text}: {workers} workers share {_cores()}: use fewer workers"

@@ -41,6 +41,7 @@ Array = npt.NDArray[Any]
 # Who carries the messages of such a backend; imported when asked for, since each needs a package of its own.
 FAR = {"ray": ("shoal.far.ray", "RayTransport")}
 WITH_REQUESTS = ("reset", "restart", "actions")  # commands that travel with the request that they are for
+LARGE = 1 << 18  # bytes of an answer; whoever brings more than that has better things to do than to copy it
 STACK_PATIENCE = 1.0  # seconds to wait for a stack, which is only for a message
 _OVER = object()
 
@@ -418,8 +419,17 @@ class Office:
         self._events.put((worker.peek,))
 
     def deliver(self, worker: FarWorker, data: Any) -> None:
-        """Something has come from a host, or will never come."""
-        self._events.put((self.lose, worker, data) if isinstance(data, Lost) else (self._take, worker, data))
+        """Something has come from a host, or will never come.
+
+        Rows are written right here, by whoever brings them: to wake the office for that takes longer than to write
+        them, unless they are many. The last words of a host come after all that it has answered before.
+        """
+        if isinstance(data, Lost):
+            self._events.put((self.lose, worker, data))
+        elif len(data) > LARGE or is_words(data):
+            self._events.put((self._take, worker, data))
+        else:
+            self._take(worker, data)
 
     def dead(self) -> list[FarWorker]:
         """Those that were lost without being asked to leave, until they are forgotten."""
