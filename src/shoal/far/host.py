@@ -321,10 +321,14 @@ class Host:
         self._jobs.clear()
         self._answers.append(pack_words("closed", self._dismiss()))
 
-    def _dismiss(self) -> list[tuple[int, PackedError]]:
+    def end(self) -> None:
+        """Give up the envs at once, whatever they are doing, and be over."""
+        self._dismiss(0.0)
+
+    def _dismiss(self, seconds: float = CLOSE_TIMEOUT) -> list[tuple[int, PackedError]]:
         self.over = True
         crew, self._crew = self._crew, None
-        errors = [] if crew is None else crew.dismiss(Deadline.after(CLOSE_TIMEOUT))
+        errors = [] if crew is None else crew.dismiss(Deadline.after(seconds))
         if self._slab is not None:
             self._slab.close()
         return errors
