@@ -48,10 +48,14 @@ _OVER = object()
 
 @dataclass(frozen=True)
 class Lost:
-    """Delivered instead of an answer: there is no host any more. `why` goes on after "worker 3 (...)"."""
+    """Delivered instead of an answer: there is no host any more. `why` goes on after "worker 3 (...)".
+
+    `for_good`: nor can there be another one.
+    """
 
     why: str
     env_id: int | None = None
+    for_good: bool = False
 
 
 # Takes an answer, as bytes or anything like it, or Lost; may be called by any thread, and waits for nobody.
@@ -125,6 +129,10 @@ class FarWorker(Worker):
     @property
     def bell(self) -> SilentBell:
         return SilentBell()  # the office is told by Office.ring
+
+    @property
+    def replaceable(self) -> bool:
+        return self._lost is None or not self._lost.for_good
 
     @property
     def waiting(self) -> bool:

@@ -17,6 +17,7 @@ import itertools
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -131,7 +132,7 @@ class MpiLink:
         self.answered = self.posted
         if not self.lost:
             self.lost = True
-            self.deliver(Lost(why))
+            self.deliver(Lost(why, for_good=True))
 
     def kill(self) -> None:
         """See Link."""
@@ -207,7 +208,7 @@ class Driver:
     def _welcome(self, come: bool) -> None:
         mail = Mailbox(self._given)
         for rank in range(1, self._given.Get_size()):
-            mail.post(rank, WELCOME, pickle.dumps(come))
+            mail.post(rank, WELCOME, pickle.dumps(sys.path if come else None))
         mail.flush(LEAVE_PATIENCE)
 
     def cores_each(self) -> int:
@@ -262,7 +263,7 @@ class Driver:
                 next_watch = now + WATCH_EVERY
                 self._watch()
             if messages:
-                pace.restart()
+                pace.came()
             elif self._mail.busy or any(link.posted > link.answered for link in list(self._links.values())):
                 pace.wait()
             elif self._work.wait(WATCH_EVERY):

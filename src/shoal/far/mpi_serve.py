@@ -15,8 +15,9 @@ from shoal.errors import StartError
 from shoal.far.host import Host
 from shoal.far.mpi import driver_of
 from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, join
+from shoal.ranks import mpi_rank
 
-__all__ = ["serve"]
+__all__ = ["check_serving", "serve"]
 
 ATTEND_EVERY = 0.02  # seconds between two looks for what a rank shall hear while it steps envs
 HUNG_PATIENCE = 5.0  # seconds until an env that shall be given up must return
@@ -52,16 +53,19 @@ def _serve(comm: Any) -> None:
     me = Peer.me()
     mail = Mailbox(comm, WELCOME)
     mail.post(0, HELLO, pickle.dumps(me))
-    if _await_welcome(mail, me.rank):
+    path = _await_welcome(mail, me.rank)
+    if path is not None:
+        sys.path += [folder for folder in path if folder not in sys.path]  # where envs may be, if this is no script
         Server(comm.Dup(), me.where).run()
 
 
-def _await_welcome(mail: Mailbox, rank: int) -> bool:
-    """Whether rank 0 wants anything."""
+def _await_welcome(mail: Mailbox, rank: int) -> list[str] | None:
+    """Where rank 0 has its modules from; None if it wants nothing."""
     pace, silent_since = Pace(), time.monotonic()
     while True:
         for _, _, data in mail.take():
-            return bool(pickle.loads(data))
+            path: list[str] | None = pickle.loads(data)
+            return path
         if time.monotonic() - silent_since > SILENCE:
             silent_since = float("inf")
             sys.stderr.write(f'shoal: rank {rank} serves, and rank 0 has made no pool with backend="mpi" so far\n')
@@ -93,10 +97,12 @@ class Server:
                     self._take(tag, data)
                 if self._given_up:
                     self._end_given_up()
+                if messages:
+                    pace.came()
                 stepped, waited = self._step(pace)
-                if messages or stepped:
+                if stepped:
                     pace.restart()
-                elif not waited:
+                elif not messages and not waited:
                     pace.wait()
         finally:
             self._over = True
@@ -181,13 +187,12 @@ class Server:
 
 
 def check_serving() -> None:
-    """For a process that does nothing but serve: raise StartError unless mpiexec has started it as such a rank."""
-    comm = join(None)
-    if comm.Get_size() == 1:
+    """For a process that does nothing but serve: raise StartError unless mpiexec has started it as such a rank.
+
+    MPI is not started for that: whoever has, and leaves, waits for the others.
+    """
+    if mpi_rank() == 0:
         raise StartError(
-            "there is no rank 0 to serve: start both by mpiexec -n 1 python train.py : -n 2 shoal serve"
-        )
-    if comm.Get_rank() == 0:
-        raise StartError(
-            "this is rank 0, which drives: put the script first, as in mpiexec -n 1 python train.py : -n 2 shoal serve"
+            "this is rank 0, which drives, or no mpiexec has started it: put the script first, as in "
+            "mpiexec -n 1 python train.py : -n 2 shoal serve"
         )
