@@ -74,7 +74,9 @@ def cpu_seconds(pid: int) -> float:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"mpi": [], "processes": []}
-    pools = {name: shoal.Pool(options.env, options.num_envs, backend=name, num_workers=options.servers) for name in rates}
+    pools = {
+        name: shoal.Pool(options.env, options.num_envs, backend=name, num_workers=options.servers) for name in rates
+    }
     for pool in pools.values():
         pool.reset(seed=0)
     for number in range(options.rounds + 1):

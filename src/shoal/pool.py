@@ -68,12 +68,12 @@ class Pool:
         num_envs: how many; left out when a list was given.
         backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
             processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
-            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU, whose
-            answers are copied to the host; `shoal.compiled.cuda` leaves them there), or "auto", which measures the env
-            and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
+            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU,
+            whose answers are copied to the host; `shoal.compiled.cuda` leaves them there), or "auto", which measures
+            the env and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
             recycle_after say that envs may do terrible things); `pool.plan` says what and why. "ray" runs blocks of
-            envs in actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); neither
-            is ever chosen by "auto" (docs/distributed.md).
+            envs in actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`);
+            neither is ever chosen by "auto" (docs/distributed.md).
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
         backend_options: for "mpi", see `shoal.far.mpi.MpiOptions`: how each rank runs its envs, and which ranks; for
@@ -203,8 +203,8 @@ class Pool:
             if step_timeout is not None and self._policy.restart and not transport.ends_hung_envs:
                 transport.close()
                 raise ValueError(
-                    f'step_timeout with on_error="restart": backend="{backend}" cannot end an env that hangs in a rank; '
-                    'use backend_options={"local_backend": "processes"}, or on_error="raise"'
+                    f'step_timeout with on_error="restart": backend="{backend}" cannot end an env that hangs in a '
+                    'rank; use backend_options={"local_backend": "processes"}, or on_error="raise"'
                 )
             env_fns = env_fns or _batched_blocks(transport, env, count, env_kwargs)
         batch = _expected_batch(batch_size, batch_envs, len(env_fns))

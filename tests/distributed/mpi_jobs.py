@@ -67,7 +67,7 @@ def refused(kind: type[BaseException], **options: Any) -> str:
 def same() -> None:
     for mode in ("next_step", "same_step", "disabled"):
         assert_same(COUNTS, 7, autoreset=mode)
-    assert_same(IMAGES, 5, autoreset="same_step")
+    assert_same(IMAGES, 5, turns=8, autoreset="same_step")
     say(workers=[worker.env_ids for worker in _described().workers])
 
 
@@ -104,7 +104,11 @@ def partial_batches(local: dict[str, Any]) -> None:
 
 def at_the_same_time() -> list[int]:
     """A pool for training, another one for evaluation; each has its own envs in the same ranks."""
-    with pool_of() as train, pool_of(num_envs=1, num_workers=1) as evaluate, pool_of(backend_options=PROCESSES) as other:
+    with (
+        pool_of() as train,
+        pool_of(num_envs=1, num_workers=1) as evaluate,
+        pool_of(backend_options=PROCESSES) as other,
+    ):
         for pool in (train, evaluate, other):
             pool.reset(seed=0)
         for _ in range(3):

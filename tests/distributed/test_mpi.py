@@ -73,7 +73,9 @@ def test_errors_of_envs_keep_their_type_and_leave_the_ranks_as_they_were() -> No
     assert "there are 2 serving ranks and 1 envs: start 2 ranks at most, or let some have nothing to do" in found["few"]
     assert "num_workers=3 asks for as many serving ranks, and there are 2: start 4 ranks" in found["many"]
     assert "expected local_backend, local_workers, comm, meet_timeout, found local" in found["options"]
-    assert 'cannot end an env that hangs in a rank; use backend_options={"local_backend": "processes"}' in found["timeout"]
+    assert (
+        'cannot end an env that hangs in a rank; use backend_options={"local_backend": "processes"}' in found["timeout"]
+    )
     assert 'backend="mpi" has none' in found["recycle"]
 
 
@@ -81,7 +83,7 @@ def test_worker_processes_are_replaced_by_their_rank_and_hung_envs_named() -> No
     found = found_by(3, "losses")
     lanes, text = found["kill"]
     assert lanes == [4, 5, 6]
-    assert "SIGKILL" in text and "rank 2" in text
+    assert re.search("rank 2.*SIGKILL", text)
     lanes, text = found["hang"]
     assert lanes == [4, 5, 6]
     assert "env 6 took longer than step_timeout=1" in text
@@ -127,13 +129,19 @@ def test_serving_ranks_leave_with_rank_0(code: str) -> None:
 
 
 def test_nobody_serves() -> None:
-    assert "needs serving ranks beside this one, and there are none: start it by mpiexec -n 3" in found_by(1, "refused")["error"]
+    assert (
+        "needs serving ranks beside this one, and there are none: start it by mpiexec -n 3"
+        in found_by(1, "refused")["error"]
+    )
 
 
 def test_without_mpiexec() -> None:
     need("mpi4py")
     done = start([sys.executable, JOBS, "refused"], timeout=60)
-    assert "needs serving ranks beside this one, and there are none: start it by mpiexec -n 3" in json.loads(done.stdout)["error"]
+    assert (
+        "needs serving ranks beside this one, and there are none: start it by mpiexec -n 3"
+        in json.loads(done.stdout)["error"]
+    )
 
 
 def test_a_rank_that_does_not_serve() -> None:

@@ -194,9 +194,9 @@ class Driver:
             found.update((rank, pickle.loads(data)) for rank, _, data in mail.take())
             if time.monotonic() > until:
                 raise StartError(
-                    f'backend="mpi": rank {", ".join(map(str, missing))} of {len(everybody) + 1} did not begin to serve '
-                    f"within {seconds:g} s: all but rank 0 must call shoal.serve(), at the beginning of the script, or "
-                    "be started as `shoal serve`"
+                    f'backend="mpi": rank {", ".join(map(str, missing))} of {len(everybody) + 1} did not begin to '
+                    f"serve within {seconds:g} s: all but rank 0 must call shoal.serve(), at the beginning of the script, "
+                    "or be started as `shoal serve`"
                 )
             pace.wait()
         self._welcome(True)

@@ -104,7 +104,9 @@ class Mailbox:
         self._tag = self._mpi.ANY_TAG if tag is None else tag
         self._status = self._mpi.Status()
         self._lock = threading.Lock()
-        self._leaving: list[tuple[Any, Any]] = []  # requests of MPI's, with the bytes that must stay until they are done
+        self._leaving: list[
+            tuple[Any, Any]
+        ] = []  # requests of MPI's, with the bytes that must stay until they are done
         self._coming: list[tuple[int, int, Any, Any]] = []
 
     @property
@@ -209,8 +211,8 @@ def join(comm: Any) -> Any:
         raise StartError(f'backend="mpi": {error}') from error
     if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
         raise StartError(
-            'backend="mpi" needs MPI_THREAD_MULTIPLE, and this MPI was started with less: leave mpi4py.rc.thread_level at '
-            '"multiple", or use an MPI that was built with threads'
+            'backend="mpi" needs MPI_THREAD_MULTIPLE, and this MPI was started with less: leave '
+            'mpi4py.rc.thread_level at "multiple", or use an MPI that was built with threads'
         )
     return comm
 

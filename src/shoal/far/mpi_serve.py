@@ -174,13 +174,15 @@ class Server:
 
     def _look_for_hung(self) -> None:
         now = time.monotonic()
-        hung = [tag for tag, since in list(self._given_up.items()) if tag in self._hosts and now - since > HUNG_PATIENCE]
+        hung = [
+            tag for tag, since in list(self._given_up.items()) if tag in self._hosts and now - since > HUNG_PATIENCE
+        ]
         if hung:
             at, _, stack = unpack_words(self._hosts[hung[0]].peek())[1:]
             env = f"env {abs(at) - 1}" if at else "an env"
             sys.stderr.write(
-                f"shoal: rank 0 has given up {env}, which does not return; it cannot be ended but with its rank (on node "
-                f"{self._where}), and so the job is. It is here:\n{stack}\n"
+                f"shoal: rank 0 has given up {env}, which does not return; it cannot be ended but with its rank (on "
+                f"node {self._where}), and so the job is. It is here:\n{stack}\n"
             )
             sys.stderr.flush()
             self._comm.Abort(1)
