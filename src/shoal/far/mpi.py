@@ -195,8 +195,8 @@ class Driver:
             if time.monotonic() > until:
                 raise StartError(
                     f'backend="mpi": rank {", ".join(map(str, missing))} of {len(everybody) + 1} did not begin to '
-                    f"serve within {seconds:g} s: all but rank 0 must call shoal.serve(), at the beginning of the script, "
-                    "or be started as `shoal serve`"
+                    f"serve within {seconds:g} s: all but rank 0 must call shoal.serve(), at the beginning of the "
+                    "script, or be started as `shoal serve`"
                 )
             pace.wait()
         self._welcome(True)
