@@ -123,8 +123,8 @@ def test_auto_is_a_number_of_workers_and_a_batch_size() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     for arguments, options, words in (
         ((None,), {}, "found None"),
-        ((CountEnv,), {"num_envs": 2, "backend": "threads of fate"}, "Serial or Multiprocessing"),
-        ((CountEnv,), {"num_envs": 2, "backend": 7}, "Serial or Multiprocessing"),
+        ((CountEnv,), {"num_envs": 2, "backend": "threads of fate"}, "Serial, Multiprocessing or Ray"),
+        ((CountEnv,), {"num_envs": 2, "backend": 7}, "Serial, Multiprocessing or Ray"),
         (([CountEnv, CountEnv],), {"num_envs": 3}, "leave num_envs out"),
         ((CountEnv, None, [{}, {}, {}]), {"num_envs": 2}, "env_kwargs: expected 2"),
         ((CountEnv, 5), {"num_envs": 2}, "env_args: expected one for all"),
