@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import shoal
-from shoal.ranks import LAUNCHER_VARIABLES
+from shoal.ranks import MpiRanks, current
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     options = parser().parse_args()
-    if not any(name.startswith(LAUNCHER_VARIABLES) for name in os.environ):
+    if not isinstance(current(), MpiRanks):
         sys.exit(start(options.servers))
     shoal.serve()
     found = measure(options)

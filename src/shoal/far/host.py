@@ -210,8 +210,11 @@ class Host:
     def _begin(self, request: Request) -> None:
         assert self._slab is not None
         lanes = request.lanes - self._shift
-        new = request.sequences > self._requested[lanes]  # all of them, unless a message came twice
-        job = self._jobs[request.number] = _Job(request.number, lanes[new], int(new.sum()), time.monotonic_ns())
+        new: Any = request.sequences > self._requested[lanes]
+        if new.all():  # as they are, unless a message came twice
+            new = slice(None)
+        lanes = lanes[new]
+        job = self._jobs[request.number] = _Job(request.number, lanes, len(lanes), time.monotonic_ns())
         for command in request.commands:
             self._obey(job, *cloudpickle.loads(command))
         if job.left:
@@ -219,11 +222,11 @@ class Host:
             for name, rows in (request.kept | request.actions).items():
                 self._wire.arrays[name][at] = rows[new]
             # One less, since posting them moves them on: so they are the numbers by which the pool knows the answers.
-            self._requested[job.lanes] = self._answered[job.lanes] = request.sequences[new] - np.uint64(1)
-            self._job_of[job.lanes] = job.number
+            self._requested[at] = self._answered[at] = request.sequences[new] - np.uint64(1)
+            self._job_of[at] = job.number
             ops = request.ops[new]
-            for op in np.unique(ops):
-                self._lanes.post(np.ascontiguousarray(job.lanes[ops == op]), int(op))
+            for op in set(ops.tobytes()):
+                self._lanes.post(np.ascontiguousarray(lanes[ops == op]), op)
         else:
             self._finish(job)
 
@@ -242,16 +245,21 @@ class Host:
                 return
             more = np.flatnonzero(self._state.astype(bool) & (self._answered == self._requested))
             self._state[more] = 0
-            for number, left in zip(*np.unique(self._job_of[[self._out[0], *more]], return_counts=True), strict=True):
-                job = self._jobs[int(number)]
-                job.left -= int(left)
+            if len(self._jobs) == 1:
+                counts = {next(iter(self._jobs)): 1 + len(more)}
+            else:
+                counts = collections.Counter(self._job_of[[self._out[0], *more]].tolist())
+            for number, left in counts.items():
+                job = self._jobs[number]
+                job.left -= left
                 if not job.left:
                     self._finish(job)
 
     def _finish(self, job: _Job) -> None:
         assert self._slab is not None
         del self._jobs[job.number]
-        noted = job.lanes[(self._status[self._slot[job.lanes], job.lanes] & STATUS_NOTE) != 0]
+        _, frame_at = self._wire.frame_of(job.lanes, run_of(job.lanes))
+        noted = job.lanes[(self._status[frame_at] & STATUS_NOTE) != 0]
         notes: list[Note] = []
         for lane in noted.tolist():
             note = self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER)

@@ -264,7 +264,9 @@ class Driver:
                 self._watch()
             if messages:
                 pace.came()
-            elif self._mail.busy or any(link.posted > link.answered for link in list(self._links.values())):
+            elif self._mail.busy:
+                pace.wait(hurry=True)
+            elif any(link.posted > link.answered for link in list(self._links.values())):
                 pace.wait()
             elif self._work.wait(WATCH_EVERY):
                 self._work.clear()

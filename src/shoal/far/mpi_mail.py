@@ -73,9 +73,15 @@ class Pace:
             return min(self._soon - waited, LONGEST)
         return 0.0 if waited < self._soon + SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
 
-    def wait(self) -> None:
-        """Until the next look."""
+    def wait(self, hurry: bool = False) -> None:
+        """Until the next look.
+
+        Args:
+            hurry: a message is on its way in or out. Large ones go in several pieces, and only while both sides look.
+        """
         seconds = self.sleep
+        if hurry and time.perf_counter() - self._since < SPIN:
+            seconds = 0.0
         if seconds > 0:
             time.sleep(seconds)
         else:
@@ -117,9 +123,8 @@ class Mailbox:
     def post(self, rank: int, tag: int, data: Any) -> None:
         """Send a message."""
         request = self._comm.Isend([data, self._mpi.BYTE], rank, tag)
-        if not request.Test():
-            with self._lock:
-                self._leaving.append((request, data))
+        with self._lock:
+            self._leaving.append((request, data))
 
     def take(self) -> list[tuple[int, int, Any]]:
         """What has arrived: (rank, tag, bytes) each."""

@@ -15,7 +15,7 @@ from shoal.errors import StartError
 from shoal.far.host import Host
 from shoal.far.mpi import driver_of
 from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, join
-from shoal.ranks import mpi_rank
+from shoal.ranks import MpiRanks, current, mpi_rank
 
 __all__ = ["check_serving", "serve"]
 
@@ -37,7 +37,12 @@ def serve(comm: Any = None, leave: bool = True) -> bool:
     Returns:
         False on rank 0, and with `leave=False` True on the others.
     """
-    known = join(comm)
+    try:
+        known = join(comm)
+    except StartError:
+        if isinstance(current(), MpiRanks):
+            raise
+        return False  # nobody has started ranks; a pool says what is missing, if there is one that needs it
     if known.Get_rank() == 0:
         driver_of(comm)  # which lets the others go in the end, whatever becomes of this one
         return False
@@ -103,7 +108,7 @@ class Server:
                 if stepped:
                     pace.restart()
                 elif not messages and not waited:
-                    pace.wait()
+                    pace.wait(hurry=self._mail.busy)
         finally:
             self._over = True
             for host in self._hosts.values():
