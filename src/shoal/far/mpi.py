@@ -30,7 +30,8 @@ from shoal.backends.far import Deliver, Lost
 from shoal.backends.wire import pack_words
 from shoal.checks import check_choice, positive_number, whole_number
 from shoal.errors import StartError, WorkerDied
-from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, Pace, Peer, join, new_tag
+from shoal.far.mpi_bell import Bell, BellTower
+from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, join, new_tag
 from shoal.rows import BATCHED
 
 __all__ = ["Driver", "MpiLink", "MpiOptions", "MpiTransport", "driver_of"]
@@ -199,16 +200,19 @@ class Driver:
                     "script, or be started as `shoal serve`"
                 )
             pace.wait()
-        self._welcome(True)
-        self._mail = Mailbox(self._given.Dup())
+        tower = BellTower.build(self._me.home, len(everybody) + 1)
+        self._bell = Bell(tower, 0, {0: self._me.home, **{rank: peer.home for rank, peer in found.items()}})
+        self._welcome(Welcome(tower, sys.path))
+        self._mail = Mailbox(self._given.Dup(), bell=self._bell)
         self.peers = dict(sorted(found.items()))
         self._say_how_it_ends()
         threading.Thread(target=self._main, name="shoal-mpi", daemon=True).start()
 
-    def _welcome(self, come: bool) -> None:
+    def _welcome(self, welcome: Welcome | None) -> None:
+        """Bid all ranks come, or go: None."""
         mail = Mailbox(self._given)
         for rank in range(1, self._given.Get_size()):
-            mail.post(rank, WELCOME, pickle.dumps(sys.path if come else None))
+            mail.post(rank, WELCOME, pickle.dumps(welcome))
         mail.flush(LEAVE_PATIENCE)
 
     def cores_each(self) -> int:
@@ -251,7 +255,7 @@ class Driver:
 
     def _main(self) -> None:
         assert self._mail is not None
-        pace, next_watch = Pace(), 0.0
+        pace, next_watch = Pace(self._bell, list(self.peers)), 0.0
         while not self._over:
             messages = self._mail.take()
             for rank, tag, data in messages:
@@ -316,7 +320,7 @@ class Driver:
             return
         if self._mail is None:
             if self._given.Get_rank() == 0:
-                self._welcome(False)
+                self._welcome(None)
         else:
             for rank in self.peers:
                 self.post(rank, ORDERS, pack_words("end"))

@@ -12,6 +12,7 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,10 @@ import numpy as np
 from shoal import procs
 from shoal.cores import usable_cores
 from shoal.errors import StartError
+from shoal.far.mpi_bell import Bell, BellTower
 from shoal.ranks import MpiRanks
 
-__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "Pace", "Peer", "join", "new_tag"]
+__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "Pace", "Peer", "Welcome", "join", "new_tag"]
 
 # Tags of the messages on the caller's own communicator, by which the ranks meet.
 HELLO, WELCOME = 4711, 4712
@@ -45,9 +47,14 @@ class Pace:
     First a sleep for as long as none has come in the last waits either; then many looks, as waking up costs more than
     what is waited for, if envs are cheap; then ever fewer. So a long wait takes a tenth longer than it must, and a rank
     that waits has its core for others. What else comes after the first message tells nothing of the next wait.
+
+    Args:
+        bell: what wakes this rank; with it nothing need be looked for so often.
+        awaited: the ranks whose messages are waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, bell: Bell | None = None, awaited: Sequence[int] = ()) -> None:
+        self._bell, self._woken = bell, bell is not None and all(bell.reaches(rank) for rank in awaited)
         self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
         self._sleep_exactly()
         self.restart()
@@ -67,6 +74,8 @@ class Pace:
     @property
     def sleep(self) -> float:
         """Seconds until the next look; 0 to look at once."""
+        if self._woken:
+            return LONGEST
         waited = time.perf_counter() - self._since
         if waited < self._soon and not self._slept:
             self._slept = True
@@ -80,9 +89,12 @@ class Pace:
             hurry: a message is on its way in or out. Large ones go in several pieces, and only while both sides look.
         """
         seconds = self.sleep
-        if hurry and time.perf_counter() - self._since < SPIN:
-            seconds = 0.0
-        if seconds > 0:
+        if hurry:
+            waited = time.perf_counter() - self._since
+            seconds = 0.0 if waited < SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
+        if seconds > 0 and self._bell is not None:
+            self._bell.sleep(seconds)
+        elif seconds > 0:
             time.sleep(seconds)
         else:
             os.sched_yield()
@@ -103,10 +115,11 @@ class Mailbox:
     Args:
         comm: a communicator of mpi4py's.
         tag: take messages with this tag only; None for any.
+        bell: to be rung for each message.
     """
 
-    def __init__(self, comm: Any, tag: int | None = None):
-        self._comm, self._mpi = comm, _mpi()
+    def __init__(self, comm: Any, tag: int | None = None, bell: Bell | None = None):
+        self._comm, self._bell, self._mpi = comm, bell, _mpi()
         self._tag = self._mpi.ANY_TAG if tag is None else tag
         self._status = self._mpi.Status()
         self._lock = threading.Lock()
@@ -123,12 +136,14 @@ class Mailbox:
     def post(self, rank: int, tag: int, data: Any) -> None:
         """Send a message."""
         request = self._comm.Isend([data, self._mpi.BYTE], rank, tag)
+        if self._bell is not None:
+            self._bell.ring(rank)
         with self._lock:
             self._leaving.append((request, data))
 
     def take(self) -> list[tuple[int, int, Any]]:
         """What has arrived: (rank, tag, bytes) each."""
-        while (message := self._comm.Improbe(tag=self._tag, status=self._status)) is not None:
+        while (message := self._look()) is not None:
             data = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
             request = message.Irecv([data, self._mpi.BYTE])
             self._coming.append((self._status.Get_source(), self._status.Get_tag(), request, data))
@@ -136,6 +151,11 @@ class Mailbox:
             with self._lock:
                 self._leaving = [one for one in self._leaving if not one[0].Test()]
         return self._arrived() if self._coming else []
+
+    def _look(self) -> Any:
+        """The next message, if there is one. Open MPI's probe first looks and then takes in what has come."""
+        message = self._comm.Improbe(tag=self._tag, status=self._status)
+        return message or self._comm.Improbe(tag=self._tag, status=self._status)
 
     def _arrived(self) -> list[tuple[int, int, Any]]:
         """Those that are here as a whole, unless an earlier one of their rank is not."""
@@ -195,6 +215,14 @@ class Peer:
     def gone_for(self, other: Peer) -> bool:
         """Whether the other one can see that this one is gone."""
         return self.process is not None and self.home == other.home and not procs.alive(self.process)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What rank 0 tells the others when it first makes a pool: how to wake each other, and where modules are."""
+
+    tower: BellTower
+    path: list[str]
 
 
 def join(comm: Any) -> Any:

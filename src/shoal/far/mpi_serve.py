@@ -14,7 +14,8 @@ from shoal.deadline import NEVER, Deadline
 from shoal.errors import StartError
 from shoal.far.host import Host
 from shoal.far.mpi import driver_of
-from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, join
+from shoal.far.mpi_bell import Bell
+from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, join
 from shoal.ranks import MpiRanks, current, mpi_rank
 
 __all__ = ["check_serving", "serve"]
@@ -58,19 +59,21 @@ def _serve(comm: Any) -> None:
     me = Peer.me()
     mail = Mailbox(comm, WELCOME)
     mail.post(0, HELLO, pickle.dumps(me))
-    path = _await_welcome(mail, me.rank)
-    if path is not None:
-        sys.path += [folder for folder in path if folder not in sys.path]  # where envs may be, if this is no script
-        Server(comm.Dup(), me.where).run()
+    welcome = _await_welcome(mail, me.rank)
+    if welcome is not None:
+        sys.path += [folder for folder in welcome.path if folder not in sys.path]
+        rank = comm.Get_rank()
+        bell = Bell(welcome.tower, rank, {0: welcome.tower.home, rank: me.home})
+        Server(comm.Dup(), me.where, bell).run()
 
 
-def _await_welcome(mail: Mailbox, rank: int) -> list[str] | None:
-    """Where rank 0 has its modules from; None if it wants nothing."""
+def _await_welcome(mail: Mailbox, rank: int) -> Welcome | None:
+    """What rank 0 says; None if it wants nothing."""
     pace, silent_since = Pace(), time.monotonic()
     while True:
         for _, _, data in mail.take():
-            path: list[str] | None = pickle.loads(data)
-            return path
+            welcome: Welcome | None = pickle.loads(data)
+            return welcome
         if time.monotonic() - silent_since > SILENCE:
             silent_since = float("inf")
             sys.stderr.write(f'shoal: rank {rank} serves, and rank 0 has made no pool with backend="mpi" so far\n')
@@ -84,9 +87,9 @@ class Server:
     know what an env is doing, or has given it up.
     """
 
-    def __init__(self, comm: Any, where: str):
-        self._comm, self._where = comm, where
-        self._mail = Mailbox(comm)
+    def __init__(self, comm: Any, where: str, bell: Bell):
+        self._comm, self._where, self._bell = comm, where, bell
+        self._mail = Mailbox(comm, bell=self._bell)
         self._hosts: dict[int, Host] = {}
         self._given_up: dict[int, float] = {}  # hosts that rank 0 has given up, by tag: since when
         self._over = False
@@ -94,7 +97,7 @@ class Server:
     def run(self) -> None:
         """Until rank 0 says so."""
         threading.Thread(target=self._attend, name="shoal-attend", daemon=True).start()
-        pace = Pace()
+        pace = Pace(self._bell, [0])
         try:
             while not self._over:
                 messages = self._mail.take()
@@ -166,7 +169,7 @@ class Server:
     # ---- the other thread --------------------------------------------------------------------------------------
 
     def _attend(self) -> None:
-        mail = Mailbox(self._comm, URGENT)
+        mail = Mailbox(self._comm, URGENT, self._bell)
         while not self._over:
             time.sleep(ATTEND_EVERY)
             for _, _, data in mail.take():
