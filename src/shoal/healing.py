@@ -309,7 +309,8 @@ class Healer:
 
     def bury(self, worker: Worker, error: ShoalError) -> None:
         """A worker is gone: have it replaced. Raises, with the pool closed, where that must not be."""
-        if not worker.isolated or not self.policy.restart or not isinstance(error, WorkerDied):
+        mend = worker.isolated and worker.replaceable and self.policy.restart
+        if not mend or not isinstance(error, WorkerDied):
             raise self._on_death(error)
         if self._crew.workers[worker.index] is not worker or self._crew.is_away(worker.index):
             return  # known

@@ -72,9 +72,12 @@ class Pool:
             answers are copied to the host, and `shoal.compiled.cuda` leaves them there), or "auto", which measures the
             env and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
             recycle_after say that envs may do terrible things); `pool.plan` says what and why. "ray" runs blocks of
-            envs in actors of a Ray cluster, and is never chosen by "auto" (docs/distributed.md).
-        num_workers: by default the cores that this process may use; under "ray", the actors that there is room for.
-        backend_options: for "ray", see `shoal.far.ray.RayOptions`: address, resources and placement of actors, and how
+            envs in actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`);
+            neither is ever chosen by "auto" (docs/distributed.md).
+        num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
+            under "mpi", the serving ranks.
+        backend_options: for "mpi", see `shoal.far.mpi.MpiOptions`: how each rank runs its envs, and which ranks; for
+            "ray", see `shoal.far.ray.RayOptions`: address, resources and placement of actors, and how
             each runs its envs.
         batch_size: how many lanes `recv` waits for; by default all.
         batch_envs: the same in envs, where these have several lanes.
@@ -117,7 +120,9 @@ class Pool:
         env: Any,
         num_envs: int | None = None,
         *,
-        backend: Literal["auto", "serial", "threads", "processes", "hybrid", "jax", "compiled", "cuda", "ray"] = "auto",
+        backend: Literal[
+            "auto", "serial", "threads", "processes", "hybrid", "jax", "compiled", "cuda", "ray", "mpi"
+        ] = "auto",
         num_workers: int | None = None,
         backend_options: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
@@ -195,9 +200,10 @@ class Pool:
             transport = make_transport(backend, backend_options or {}, count, num_workers)
             num_workers = transport.num_workers
         try:
-            if transport is not None and transport.local_backend in BATCHED:
-                _check_limits(transport.local_backend, on_error, None, None)
-                env_fns = _batched_blocks(transport, env, count, env_kwargs)
+            if transport is not None:
+                _check_far(backend, transport, on_error, step_timeout)
+                if transport.local_backend in BATCHED:
+                    env_fns = _batched_blocks(transport, env, count, env_kwargs)
             batch = _expected_batch(batch_size, batch_envs, len(env_fns))
             if plan is None:
                 plan = make_plan(env_fns, backend, num_workers, batch, isolate, self._start_method, deadline)
@@ -764,6 +770,17 @@ def _batched_blocks(transport: Transport, env: Any, count: int, env_kwargs: Mapp
     backend, workers = transport.local_backend, transport.local_workers
     sizes = [stop - start for start, stop in split(count, transport.num_workers)]
     return [functools.partial(build_batched, backend, env, size, env_kwargs, workers) for size in sizes]
+
+
+def _check_far(backend: str, transport: Transport, on_error: str, step_timeout: Any) -> None:
+    """Raise ValueError for limits that envs elsewhere cannot keep."""
+    if transport.local_backend in BATCHED:
+        _check_limits(transport.local_backend, on_error, None, None)
+    if step_timeout is not None and on_error == "restart" and not transport.ends_hung_envs:
+        raise ValueError(
+            f'step_timeout with on_error="restart": backend="{backend}" cannot end an env that hangs in a rank; use '
+            'backend_options={"local_backend": "processes"}, or on_error="raise"'
+        )
 
 
 def _check_limits(backend: str, on_error: str, step_timeout: Any, recycle_after: Any) -> None:

@@ -75,6 +75,8 @@ class LoopbackLink:
 class LoopbackTransport:
     """As RayTransport is made."""
 
+    ends_hung_envs = True
+
     def __init__(self, options: dict[str, Any], num_envs: int, num_workers: int | None):
         self.num_workers = min(num_workers or 2, num_envs)
         self.local_backend = options.get("local_backend", "serial")

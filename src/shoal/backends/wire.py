@@ -7,7 +7,6 @@ spaces, and the rows from the lanes that stand in the message.
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -135,7 +134,7 @@ class Wire:
         """What these lanes of the slab have answered, as a message; `shift` is added to their numbers."""
         arrays, at = self.arrays, run_of(lanes)
         slots, frame_at = self.frame_of(lanes, at)
-        ended = (arrays["status"][slots, lanes] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)
+        ended = (arrays["status"][frame_at] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)
         finals = [arrays[name][slots[ended], lanes[ended]] for name in self._finals] if ended.any() else []
         letters = pickle.dumps(list(mail)) if mail else b""
         return _joined(ANSWER, (number, len(lanes), len(letters), busy_ns), [
@@ -173,7 +172,7 @@ class Wire:
 
     def frame_of(self, lanes: Array, at: Any) -> tuple[Array, Any]:
         """The slots of these lanes, and an index of their rows in the frames."""
-        slots = self.arrays["slot"][lanes]
+        slots = self.arrays["slot"][at]
         return slots, (int(slots[0]), at) if len(lanes) and (slots == slots[0]).all() else (slots, lanes)
 
     def last_rows(self, slot: int, lane: int) -> dict[str, Array]:
@@ -191,14 +190,10 @@ class Wire:
 
 
 def run_of(lanes: Array) -> Any:
-    """An index for these lanes, which is a slice where they are neighbours."""
-    if len(lanes) and int(lanes[-1]) - int(lanes[0]) == len(lanes) - 1 and (len(lanes) < 3 or _ascending(lanes)):
-        return slice(int(lanes[0]), int(lanes[-1]) + 1)
+    """An index for these lanes, which ascend: a slice where they are neighbours."""
+    if len(lanes) and (first := int(lanes[0])) + len(lanes) - 1 == (last := int(lanes[-1])):
+        return slice(first, last + 1)
     return lanes
-
-
-def _ascending(lanes: Array) -> bool:
-    return bool((np.diff(lanes) == 1).all())
 
 
 def _joined(kind: bytes, numbers: Sequence[int], parts: Sequence[Any]) -> bytes:
@@ -215,11 +210,9 @@ class _Reader:
         self.numbers: list[int] = self.take(np.int64, numbers).tolist()
 
     def take(self, dtype: Any, count: int, shape: tuple[int, ...] = ()) -> Array:
-        dtype = np.dtype(dtype)
-        items = count * math.prod(shape)
-        found: Array = np.frombuffer(self._data, dtype, items, self._at) if items else np.zeros(0, dtype)
-        self._at += items * dtype.itemsize
-        return found.reshape(count, *shape) if shape else found
+        found: Array = np.ndarray((count, *shape), dtype, self._data, self._at)
+        self._at += found.nbytes
+        return found
 
     def take_all(self, fields: Mapping[str, tuple[Any, tuple[int, ...]]], count: int) -> dict[str, Array]:
         return {name: self.take(dtype, count, shape) for name, (dtype, shape) in fields.items()}

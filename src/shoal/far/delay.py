@@ -20,7 +20,7 @@ class DelayedTransport:
     def __init__(self, inner: Transport, seconds: float):
         self._inner, self._seconds = inner, seconds
         self.num_workers, self.local_backend = inner.num_workers, inner.local_backend
-        self.local_workers = inner.local_workers
+        self.local_workers, self.ends_hung_envs = inner.local_workers, inner.ends_hung_envs
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()

@@ -256,7 +256,8 @@ class Host:
     def _finish(self, job: _Job) -> None:
         assert self._slab is not None
         del self._jobs[job.number]
-        noted = job.lanes[(self._status[self._slot[job.lanes], job.lanes] & STATUS_NOTE) != 0]
+        _, frame_at = self._wire.frame_of(job.lanes, run_of(job.lanes))
+        noted = job.lanes[(self._status[frame_at] & STATUS_NOTE) != 0]
         notes: list[Note] = []
         for lane in noted.tolist():
             note = self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER)
@@ -326,10 +327,14 @@ class Host:
         self._jobs.clear()
         self._answers.append(pack_words("closed", self._dismiss()))
 
-    def _dismiss(self) -> list[tuple[int, PackedError]]:
+    def end(self) -> None:
+        """Give up the envs at once, whatever they are doing, and be over."""
+        self._dismiss(0.0)
+
+    def _dismiss(self, seconds: float = CLOSE_TIMEOUT) -> list[tuple[int, PackedError]]:
         self.over = True
         crew, self._crew = self._crew, None
-        errors = [] if crew is None else crew.dismiss(Deadline.after(CLOSE_TIMEOUT))
+        errors = [] if crew is None else crew.dismiss(Deadline.after(seconds))
         if self._slab is not None:
             self._slab.close()
         return errors

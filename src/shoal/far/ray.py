@@ -245,6 +245,8 @@ def _check_address(address: str) -> None:
 class RayTransport:
     """Actors of a cluster, one for each block."""
 
+    ends_hung_envs = True
+
     def __new__(cls, options: dict[str, Any], num_envs: int, num_workers: int | None) -> Any:
         """With a delay, one that holds messages back."""
         transport = super().__new__(cls)

