@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from faults.kit import eventually
 from shoal import Pool
 from shoal.backends import far
 from shoal.backends.far import Deliver
+from shoal.far import ray
 from shoal.far.host import Host
 from shoal.far.ray import Outpost, RayOptions
 
@@ -105,3 +107,43 @@ def test_resources_are_numbers() -> None:
         RayOptions.checked({"resources": {"simulator": "one"}})
     with pytest.raises(ValueError, match="found 3"):
         RayOptions.checked({3: 4})  # type: ignore[dict-item]
+
+
+class FakeRay:
+    """As much of Ray as knows whether it is connected, and where."""
+
+    def __init__(self) -> None:
+        self.address, self.started = "", 0
+
+    def is_initialized(self) -> bool:
+        return bool(self.address)
+
+    def init(self, **_: Any) -> None:
+        self.started += 1
+        self.address = f"cluster:{self.started}"
+
+    def shutdown(self) -> None:
+        self.address = ""
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(gcs_address=self.address)
+
+
+def test_only_the_cluster_that_we_have_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRay()
+    monkeypatch.setattr(ray, "_ray", lambda: fake)
+    cluster = ray._Cluster()
+    _, ours = cluster.enter(None)
+    cluster.enter(None)
+    cluster.leave(ours)
+    assert fake.is_initialized(), "somebody still uses it"
+    fake.shutdown()
+    fake.init()  # the caller's own
+    _, theirs = cluster.enter(None)
+    cluster.leave(ours)
+    cluster.leave(theirs)
+    assert fake.address == theirs
+    fake.shutdown()
+    _, again = cluster.enter(None)
+    cluster.leave(again)
+    assert not fake.is_initialized()

@@ -6,6 +6,7 @@ network's time is hidden.
 
 from __future__ import annotations
 
+import collections
 import math
 import os
 import queue
@@ -180,31 +181,39 @@ class _Cluster:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users, self._ours = 0, False
+        # Users may shut Ray down and connect to another cluster meanwhile, which is theirs.
+        self._users: collections.Counter[str] = collections.Counter()
+        self._ours: str | None = None
 
-    def enter(self, address: str | None) -> Any:
-        """Connect, unless somebody has: the ray module."""
+    def enter(self, address: str | None) -> tuple[Any, str]:
+        """Connect, unless somebody has: the ray module, and where the cluster is, for `leave`."""
         ray = _ray()
         with self._lock:
             if ray.is_initialized():
                 self._check(ray, address)
+                found = self._address(ray)
             else:
                 self._connect(ray, address)
-                self._ours, self._users = True, 0
-            self._users += 1
-        return ray
+                found = self._ours = self._address(ray)
+            self._users[found] += 1
+        return ray, found
 
-    def leave(self) -> None:
+    def leave(self, address: str) -> None:
         """The last one out shuts down what we have started."""
         with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._ours:
-                self._ours = False
-                _ray().shutdown()
+            self._users[address] -= 1
+            if self._users[address] == 0 and address == self._ours:
+                self._ours, ray = None, _ray()
+                if ray.is_initialized() and self._address(ray) == address:
+                    ray.shutdown()
+
+    @staticmethod
+    def _address(ray: Any) -> str:
+        return str(ray.get_runtime_context().gcs_address)
 
     @staticmethod
     def _check(ray: Any, address: str | None) -> None:
-        found = ray.get_runtime_context().gcs_address
+        found = _Cluster._address(ray)
         if address not in (None, "auto", "local", found):
             raise StartError(
                 f"Ray is connected to {found} in this process already, and backend_options ask for "
@@ -263,7 +272,7 @@ class RayTransport:
         self.local_backend = self.options.local_backend or ("processes" if self.local_workers > 1 else "serial")
         if num_workers is not None:
             whole_number("num_workers", num_workers, 1, 2**20)
-        self._ray = _cluster.enter(self.options.address)
+        self._ray, self._cluster_address = _cluster.enter(self.options.address)
         self._closed, self._group = False, None
         try:
             self.num_workers = min(num_envs, num_workers or self._free() or 1)
@@ -376,7 +385,7 @@ class RayTransport:
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(self._group)
-        _cluster.leave()
+        _cluster.leave(self._cluster_address)
 
 
 class RayLink:
