@@ -71,6 +71,12 @@ def same() -> None:
     say(workers=[worker.env_ids for worker in _described().workers])
 
 
+def apart() -> None:
+    """As if all ranks were on machines of their own, where none can wake another one."""
+    del os.memfd_create
+    same()
+
+
 def _described() -> shoal.Pool:
     with pool_of() as pool:
         return pool
@@ -267,7 +273,7 @@ def unthreaded() -> None:
 
 
 JOBS = {
-    "same": same, "more": more, "groups": groups, "errors": errors, "losses": losses, "raises": raises,
+    "same": same, "apart": apart, "more": more, "groups": groups, "errors": errors, "losses": losses, "raises": raises,
     "killed": killed, "hangs": hangs, "silent": silent, "leaves": leaves, "unthreaded": unthreaded,
     "refused": lambda: say(error=refused(shoal.StartError)), "everywhere": lambda: say(error=str(pool_of())),
 }  # fmt: skip

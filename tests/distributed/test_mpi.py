@@ -33,9 +33,11 @@ def found_by(count: int, *arguments: str) -> Any:
 # ---- the same as everybody else --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("count", "blocks"), [(2, [[0, 1, 2, 3, 4, 5, 6]]), (4, [[0, 1, 2], [3, 4], [5, 6]])])
-def test_the_same_as_in_this_process(count: int, blocks: list[list[int]]) -> None:
-    assert found_by(count, "same") == {"workers": blocks}
+@pytest.mark.parametrize(
+    ("count", "job", "blocks"), [(2, "same", [[0, 1, 2, 3, 4, 5, 6]]), (4, "apart", [[0, 1, 2], [3, 4], [5, 6]])]
+)
+def test_the_same_as_in_this_process(count: int, job: str, blocks: list[list[int]]) -> None:
+    assert found_by(count, job) == {"workers": blocks}
 
 
 def test_all_kinds_of_envs_and_of_pools() -> None:

@@ -1,0 +1,59 @@
+"""What wakes ranks of one machine, without MPI: all within one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from shoal.far.mpi_bell import Bell, BellTower
+
+HERE, THERE = ("fish", "1"), ("chips", "1")
+pytestmark = pytest.mark.timeout(30)
+LONG = 60.0  # longer than the test may last: who is not woken fails
+
+
+@pytest.fixture
+def tower() -> BellTower:
+    if not hasattr(os, "memfd_create"):
+        pytest.skip("this system has no memory without a name, and its ranks look for messages")
+    return BellTower.build(HERE, 3)
+
+
+def test_who_is_rung_for_wakes_up(tower: BellTower) -> None:
+    homes = {0: HERE, 1: HERE, 2: HERE}
+    driver, server = Bell(tower, 0, homes), Bell(tower, 2, homes)
+    assert [driver.reaches(rank) for rank in (1, 2)] == [True, True]
+    driver.ring(2)  # before it sleeps
+    driver.ring(1)
+    server.sleep(LONG)
+    threading.Timer(0.1, driver.ring, [2]).start()
+    server.sleep(LONG)
+    threading.Timer(0.1, server.ring, [0]).start()
+    driver.sleep(LONG)
+    server.sleep(0.01)  # nobody rings
+
+
+def test_ranks_of_other_machines_are_not_reached(tower: BellTower) -> None:
+    homes = {0: HERE, 1: HERE, 2: THERE}
+    driver, server = Bell(tower, 0, homes), Bell(tower, 2, homes)
+    assert [driver.reaches(rank) for rank in (1, 2)] == [True, False]
+    assert not server.reaches(0)
+    driver.ring(2)
+    server.ring(0)
+    server.sleep(0.01)
+
+
+def test_a_system_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    bell = Bell(BellTower.build(HERE, 2), 1, {0: HERE, 1: HERE})
+    assert not bell.reaches(0)
+    bell.ring(0)
+    bell.sleep(0.01)
+
+
+def test_an_owner_that_cannot_be_seen(tower: BellTower) -> None:
+    bell = Bell(BellTower(HERE, tower.owner, 10_000), 1, {0: HERE, 1: HERE})
+    assert not bell.reaches(0)
+    bell.sleep(0.01)
