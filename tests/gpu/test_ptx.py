@@ -60,7 +60,8 @@ def types_of(definition: Definition, kind: Kind, precision: str) -> tuple[Any, .
 
     known = {
         "count": types.uint32, "steps": types.int32, "policy_seed": types.uint64, "seeds": array(np.uint64, 2),
-        "rngs": array(np.uint64, 2), "lengths": array(length_type(definition), 1), "mask": array(np.bool_, 1),
+        "rngs": array(np.uint64, 2), "lengths": array(length_type(definition, kind.mode), 1),
+        "mask": array(np.bool_, 1),
         "states": array(state, 1), "state_bytes": array(np.uint8, 2), "episode_length": array(np.int32, lanes),
         **{name: array(number, lanes) for name in ("reward", "episode_return", "totals")},
         **{name: array(np.bool_, lanes) for name in ("terminated", "truncated", "began")},

@@ -19,7 +19,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define PIECES_EACH 4        /* pieces for each thread */
+#define PIECES_EACH 16       /* pieces for each thread, at most: who is done first takes those of others */
+#define PIECE_ENVS 256       /* envs of a piece, at least */
 #define WORTH_A_THREAD 15000 /* ns of work from which on a thread is woken for it */
 #define BLOCK 128            /* envs that are taken through all that is to be done together: few enough for the cache */
 #define ROLLOUT_STEPS 64     /* steps until it looks for signals */
@@ -55,7 +56,7 @@ typedef struct Kernel {
     Helper *helpers;     /* threads - 1 of them */
     Tally *tallies;      /* one for each thread; 0 is the caller's */
     Job job;
-    int64_t pieces;
+    int64_t pieces, each; /* of all threads, and of one */
     _Atomic uint32_t *claimed;
     _Atomic uint32_t round;
     Bell done;
@@ -165,7 +166,7 @@ static int kernel_claim(Kernel *self, int64_t piece, uint32_t round) {
 /* Works on the pieces of a round, from this thread's own ones on, until all are claimed. */
 static void kernel_work(Kernel *self, int index, uint32_t round) {
     for (int64_t i = 0; i < self->pieces; i++) {
-        int64_t piece = (index * PIECES_EACH + i) % self->pieces;
+        int64_t piece = (index * self->each + i) % self->pieces;
         if (!kernel_claim(self, piece, round)) continue;
         kernel_piece(self, self->envs * piece / self->pieces, self->envs * (piece + 1) / self->pieces,
                      &self->tallies[index]);
@@ -370,7 +371,9 @@ static int kernel_init(Kernel *self, PyObject *args, PyObject *kwargs) {
         return -1;
     }
     self->table = self->task.buf;
-    self->pieces = (int64_t)self->threads * PIECES_EACH;
+    self->each = self->envs / ((int64_t)self->threads * PIECE_ENVS);
+    self->each = self->each < 1 ? 1 : self->each > PIECES_EACH ? PIECES_EACH : self->each;
+    self->pieces = self->threads * self->each;
     self->claimed = calloc((size_t)self->pieces, sizeof *self->claimed);
     self->helpers = calloc((size_t)self->threads, sizeof *self->helpers);
     self->tallies = aligned_alloc(64, sizeof *self->tallies * (size_t)self->threads);

@@ -176,6 +176,8 @@ def pointer_of(array: Any) -> tuple[Any, int]:
         return (array.data_ptr(), array.dtype, array.shape, array.stride()), stream
     if isinstance(array, DeviceArray):
         return (array.pointer, array.dtype, array.shape, None), array.streams.current
+    if hasattr(array, "block_until_ready"):
+        array.block_until_ready()  # JAX has streams of its own
     described = getattr(array, "__cuda_array_interface__", None)
     if described is None:
         return None, 0

@@ -117,7 +117,7 @@ class CudaEnvs:
         self._dtype = narrow(definition.dtype) if self.precision == "single" else definition.dtype
         host: dict[str, Array] = {
             "seeds": self._first_seeds(seed), "rngs": np.zeros((count, 1), np.uint64),
-            "lengths": np.zeros(count, length_type(definition)),
+            "lengths": np.zeros(count, length_type(definition, self.autoreset)),
         }  # fmt: skip
         states = definition.new_states(count).astype(self._dtype)
         if not has_columns(definition):
@@ -313,9 +313,7 @@ class CudaEnvs:
             return value.array
         if pointer_of(value)[0] is None:
             return driver().to_device(np.ascontiguousarray(value, dtype), stream=self._streams.last)
-        if hasattr(value, "block_until_ready"):
-            value.block_until_ready()
-        elif hasattr(value, "get_device") and value.get_device() != self._device:
+        if hasattr(value, "get_device") and value.get_device() != self._device:
             raise BadAction(
                 f"the array lies on GPU {value.get_device()}, and the envs on GPU {self._device}: choose one GPU for "
                 "both by CUDA_VISIBLE_DEVICES"

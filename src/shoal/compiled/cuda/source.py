@@ -93,10 +93,10 @@ def launch_bounds(definition: Definition) -> tuple[int, ...]:
     return (BLOCK, WARPS * 32 // BLOCK) if small else (BLOCK,)
 
 
-def length_type(definition: Definition) -> type[np.signedinteger[Any]]:
+def length_type(definition: Definition, mode: str) -> type[np.signedinteger[Any]]:
     """Of the number of an episode's steps: small, because it is read and written at each step."""
     limit = definition.max_episode_steps
-    return np.int16 if limit is not None and limit < 2**15 - 1 else np.int32
+    return np.int16 if limit is not None and limit < 2**15 - 1 and mode != "disabled" else np.int32
 
 
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
