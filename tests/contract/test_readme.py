@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from distributed.mpiexec import ROOT_MAY, launcher
+
 ROOT = Path(__file__).parents[2]
 DOCS = ("wrappers.md", "graph.md", "compiled.md", "distributed.md")
 TEXTS = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
@@ -27,7 +29,8 @@ def run_example(example: str, folder: Path) -> None:
     # Torch with a thread for each core is slow beside other tests.
     env = {**os.environ, "OMP_NUM_THREADS": "1", "SHOAL_CACHE_DIR": str(folder)}
     env.pop("TF_USE_LEGACY_KERAS", None)  # which the tests set for themselves
-    command = [sys.executable, str(script)]
+    command = [*(launcher(3) if "shoal.serve()" in example else []), sys.executable, str(script)]
+    env |= ROOT_MAY
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

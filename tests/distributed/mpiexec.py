@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+# Without these, Open MPI refuses to start anything for root, as which tests may run.
+ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
 
 def need(*modules: str) -> None:
     for module in modules:
@@ -30,6 +33,6 @@ def launcher(count: int) -> list[str]:
 
 
 def start(command: Sequence[str], timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    environ = {**os.environ, **ROOT_MAY}
     environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environ)
