@@ -99,13 +99,12 @@ def partial_batches(local: dict[str, Any]) -> None:
     with pool_of(num_envs=8, batch_size=2, backend_options=local) as pool:
         pool.async_reset(seed=0)
         steps = np.full(8, -1)
-        for _ in range(60):
+        while steps.min() < 8:  # nobody is forgotten, however slow a rank is
             batch = pool.recv()
             steps[batch.env_id] += 1
             assert batch.obs[:, 0].tolist() == batch.env_id.tolist()
             assert batch.obs[:, 2].tolist() == (steps[batch.env_id] % 6).tolist()
             pool.send(np.zeros(len(batch.env_id), np.int64), batch.env_id)
-        assert steps.min() > 0
 
 
 def at_the_same_time() -> list[int]:

@@ -295,7 +295,7 @@ class Driver:
             self._old_handler = signal.signal(signal.SIGTERM, self._on_term)
 
     def _on_term(self, number: int, frame: Any) -> None:
-        lost = self._lost_links()
+        lost = sorted(self._lost_links(), key=lambda link: not link.lost)  # who was missed before comes first
         with self._lock:
             links = list(self._links.values())
         for link in links:  # nobody shall wait for what they may still say

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -22,6 +24,7 @@ __all__ = ["check_serving", "serve"]
 
 ATTEND_EVERY = 0.02  # seconds between two looks for what a rank shall hear while it steps envs
 HUNG_PATIENCE = 5.0  # seconds until an env that shall be given up must return
+GRACE = 0.4  # seconds between being told to leave and leaving; mpiexec gives one second
 SILENCE = 30.0  # seconds until a rank that nobody talks to says so
 
 
@@ -56,6 +59,8 @@ def serve(comm: Any = None, leave: bool = True) -> bool:
 def _serve(comm: Any) -> None:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of an env ends the job: it shall say where
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _leave_later)
     me = Peer.me()
     mail = Mailbox(comm, WELCOME)
     mail.post(0, HELLO, pickle.dumps(me))
@@ -65,6 +70,13 @@ def _serve(comm: Any) -> None:
         rank = comm.Get_rank()
         bell = Bell(welcome.tower, rank, {0: welcome.tower.home, rank: me.home})
         Server(comm.Dup(), me.where, bell).run()
+
+
+def _leave_later(number: int, frame: Any) -> None:
+    """mpiexec ends all ranks because one is gone: let rank 0 see which one that was, before more are."""
+    time.sleep(GRACE)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _await_welcome(mail: Mailbox, rank: int) -> Welcome | None:
