@@ -73,6 +73,8 @@ def batched_env_fn(
     """What makes the one env that steps all lanes."""
     module, name = BATCHED[backend]
     make = getattr(importlib.import_module(module), name)
+    if backend == "cuda":
+        importlib.import_module("shoal.compiled.cuda.build").check()
     if backend != "compiled":
         return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
     # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.

@@ -246,3 +246,11 @@ def test_many_actions_are_checked_by_all_threads() -> None:
             with pytest.raises(shoal.BadAction, match=rf"actions\[{bad}\] for env {bad}: expected 0 to 1, found 2"):
                 pool.step(wrong)
         assert (pool.step(actions).episode_length == 2).all()  # the refused ones have stepped nobody
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.compiled.cuda import build
+
+    monkeypatch.setattr(build, "missing", lambda: 'backend="cuda" needs something')
+    with pytest.raises(ImportError, match='^backend="cuda" needs something$'):
+        shoal.Pool(CartPole, 2, backend="cuda")

@@ -337,7 +337,8 @@ class RayTransport:
         )
         return StartError(
             f"{count} Ray actors with {needs} each{labels} are needed, and the cluster ({has or 'none of these'}) "
-            f"{words} {room}: use fewer workers, or give backend_options with a smaller num_cpus"
+            f"{words} {room}: use fewer workers, close other pools, or ask for less by backend_options "
+            "(num_cpus, num_gpus, resources)"
         )
 
     def _reserve(self, count: int) -> Any:

@@ -129,6 +129,8 @@ class DeviceArray:
         return described
 
     def __dlpack_device__(self) -> tuple[int, int]:
+        if simulated():
+            raise BufferError("a simulated GPU has no memory that others could see: use np.asarray(array)")
         return CUDA_DEVICE, driver().current_context().device.id
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:

@@ -16,7 +16,7 @@ from shoal.compiled.random import EPISODE, GAMMA, MASK
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
 
-__all__ = ["INSTALL", "build", "driver", "missing", "simulated"]
+__all__ = ["INSTALL", "build", "check", "driver", "missing", "simulated"]
 
 INSTALL = 'pip install "shoal[cuda]"'
 
@@ -39,6 +39,13 @@ def missing() -> str:
     except Exception as error:  # whatever a driver that is half there says
         return f'backend="cuda" needs a working NVIDIA driver, and Numba says: {error}'
     return 'backend="cuda" needs an NVIDIA GPU and its driver, and found none; use backend="compiled" on this machine'
+
+
+def check() -> None:
+    """Raise ImportError where this machine cannot run envs on a GPU."""
+    trouble = missing()
+    if trouble:
+        raise ImportError(trouble)
 
 
 @functools.cache

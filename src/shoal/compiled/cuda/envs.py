@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from shoal.checks import check_choice, whole_number
 from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of
-from shoal.compiled.cuda.build import build, driver, explained, missing, simulated
+from shoal.compiled.cuda.build import build, check, driver, explained, simulated
 from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, length_type, narrow
 from shoal.compiled.env import Definition, define
 from shoal.compiled.policy import is_policy, random_policy
@@ -84,9 +84,7 @@ class CudaEnvs:
         check_choice("autoreset", autoreset, MODES)
         check_choice("precision", precision, ("single", "double"))
         env_class = find_class(env)
-        trouble = missing()
-        if trouble:
-            raise ImportError(trouble)
+        check()
         self.definition: Definition = define(env_class, dict(env_kwargs or {}))
         self.num_envs = whole_number("num_envs", num_envs, 1, 2**31 - BLOCK)
         self.num_agents = self.definition.num_agents
