@@ -252,5 +252,5 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from shoal.compiled.cuda import build
 
     monkeypatch.setattr(build, "missing", lambda: 'backend="cuda" needs something')
-    with pytest.raises(ImportError, match='^backend="cuda" needs something$'):
+    with pytest.raises(ImportError, match=r'^backend="cuda" needs something$'):
         shoal.Pool(CartPole, 2, backend="cuda")
