@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 __all__ = [
     "LAUNCHER_VARIABLES", "MpiRanks", "Ranks", "RayRanks", "RayTrainRanks", "TorchRanks", "current",
-    "hide_forked_mpi", "mpi_rank", "rank_path", "rank_seed", "without_launcher",
+    "hide_forked_mpi", "mpi_is_up", "mpi_rank", "rank_path", "rank_seed", "told_by_launcher", "without_launcher",
 ]  # fmt: skip
 
 SEED_STEP = 10_000  # from one rank's seed to the next one's, as in OpenAI Baselines
@@ -100,7 +100,7 @@ class MpiRanks(Ranks):
 
     def __init__(self, comm: Any = None, abort: bool = True):
         self._comm = comm
-        self._told = _told_by_launcher(os.environ) if comm is None else None
+        self._told = told_by_launcher() if comm is None else None
         if abort:
             _end_job_on_error()
 
@@ -222,7 +222,7 @@ def current() -> Ranks:
     context = _train_context()
     if context is not None:
         return RayTrainRanks(context)
-    if _told_by_launcher(os.environ) is not None:
+    if told_by_launcher() is not None:
         return MpiRanks()
     return Ranks()
 
@@ -254,7 +254,7 @@ def rank_path(path: str | os.PathLike[str], ranks: Ranks | None = None) -> str:
 
 def mpi_rank() -> int:
     """This process's number among those that mpiexec has started; 0 if it has not. Nothing of MPI is imported."""
-    told = _told_by_launcher(os.environ)
+    told = told_by_launcher()
     return 0 if told is None else told[0]
 
 
@@ -263,7 +263,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
     Told that it is one, it would take its parent's place when it imports mpi4py, and hang or end the job.
     """
-    if _told_by_launcher(environ) is None:
+    if told_by_launcher(environ) is None:
         return dict(environ)
     return {
         name: value
@@ -286,6 +286,14 @@ def hide_forked_mpi() -> None:
             clear()
 
 
+def mpi_is_up() -> bool:
+    """Whether this process is in MPI, by mpi4py."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or isinstance(mpi, _Hidden):
+        return False
+    return bool(mpi.Is_initialized() and not mpi.Is_finalized())
+
+
 class _Hidden(ModuleType):
     """Stands for mpi4py.MPI."""
 
@@ -298,8 +306,8 @@ class _Hidden(ModuleType):
         )
 
 
-def _told_by_launcher(environ: Mapping[str, str]) -> tuple[int, int | None] | None:
-    """Rank and size, as far as an mpiexec has told them."""
+def told_by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
+    """Rank and size, as far as an mpiexec has told them; None if none has started this. Nothing of MPI is imported."""
     for rank, size in RANK_AND_SIZE:
         if environ.get(rank, "").isdigit():
             number = environ.get(size, "")
@@ -320,10 +328,9 @@ def _end_job_on_error() -> None:
 def _report_and_abort(*error: Any) -> None:
     assert _before_us is not None
     _before_us(*error)
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or isinstance(mpi, _Hidden) or not mpi.Is_initialized() or mpi.Is_finalized():
+    if not mpi_is_up():
         return  # it leaves without waiting for anybody, and mpiexec ends the others
-    world = mpi.COMM_WORLD
+    world = sys.modules["mpi4py.MPI"].COMM_WORLD
     sys.stderr.write(f"shoal: rank {world.Get_rank()} of {world.Get_size()} has failed as said above, and ends all\n")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -257,6 +257,11 @@ def silent() -> None:
     pool_of(backend_options={"meet_timeout": 1.0})
 
 
+def absent() -> None:
+    """Rank 1 never starts MPI, and rank 0 waits for that in shoal.serve."""
+    raise AssertionError("nobody is to get here")
+
+
 def leaves(code: str) -> None:
     """Rank 0 makes no pool, or leaves one open."""
     if code != "0":
@@ -273,7 +278,7 @@ def unthreaded() -> None:
 
 JOBS = {
     "same": same, "apart": apart, "more": more, "groups": groups, "errors": errors, "losses": losses, "raises": raises,
-    "killed": killed, "hangs": hangs, "silent": silent, "leaves": leaves, "unthreaded": unthreaded,
+    "killed": killed, "hangs": hangs, "silent": silent, "absent": absent, "leaves": leaves, "unthreaded": unthreaded,
     "refused": lambda: say(error=refused(shoal.StartError)), "everywhere": lambda: say(error=str(pool_of())),
 }  # fmt: skip
 WITHOUT_SERVING = ("groups", "silent", "unthreaded", "everywhere")
@@ -284,6 +289,10 @@ if __name__ == "__main__":
         import mpi4py.MPI  # noqa: F401
 
         time.sleep(30)
+    if sys.argv[1] == "absent":
+        if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+            time.sleep(60)
+        shoal.serve(meet_timeout=2.0)
     if sys.argv[1] not in WITHOUT_SERVING or sys.argv[1] == "silent":
         shoal.serve()
     JOBS[sys.argv[1]](*sys.argv[2:])

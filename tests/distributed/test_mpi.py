@@ -152,6 +152,12 @@ def test_a_rank_that_does_not_serve() -> None:
     assert done.returncode != 0
 
 
+def test_a_rank_that_never_starts_mpi() -> None:
+    done = job(3, "absent")
+    assert "shoal: rank 0 has waited 2 s for all 3 ranks to start MPI, and some have not" in done.stderr
+    assert done.returncode != 0
+
+
 def test_a_pool_on_every_rank() -> None:
     done = job(3, "everywhere")
     assert done.returncode != 0

@@ -31,7 +31,8 @@ from shoal.backends.wire import pack_words
 from shoal.checks import check_choice, positive_number, whole_number
 from shoal.errors import StartError, WorkerDied
 from shoal.far.mpi_bell import Bell, BellTower
-from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, join, new_tag
+from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, new_tag
+from shoal.far.mpi_start import MEET_TIMEOUT, join
 from shoal.rows import BATCHED
 
 __all__ = ["Driver", "MpiLink", "MpiOptions", "MpiTransport", "driver_of"]
@@ -61,7 +62,7 @@ class MpiOptions:
     local_backend: str = "serial"
     local_workers: int | None = None
     comm: Any = None
-    meet_timeout: float = 20.0
+    meet_timeout: float = MEET_TIMEOUT
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> MpiOptions:
@@ -85,7 +86,7 @@ class MpiTransport:
         given = MpiOptions.checked(options)
         if num_workers is not None:
             whole_number("num_workers", num_workers, 1, 2**20)
-        self._driver = driver_of(given.comm)
+        self._driver = driver_of(given.comm, given.meet_timeout)
         self._driver.check(num_envs, num_workers)
         self._driver.meet(given.meet_timeout)
         self.num_workers = min(num_envs, num_workers or len(self._driver.peers))
@@ -340,9 +341,9 @@ def _envs(block: tuple[int, int]) -> str:
 _drivers: dict[Any, Driver] = {}
 
 
-def driver_of(comm: Any) -> Driver:
+def driver_of(comm: Any, patience: float = MEET_TIMEOUT) -> Driver:
     """The one of a communicator, None for that of all ranks. Raises StartError where there is no MPI."""
-    comm = join(comm)
+    comm = join(comm, patience)
     key = comm.handle
     if key not in _drivers:
         _drivers[key] = Driver(comm)

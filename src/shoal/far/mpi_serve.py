@@ -12,13 +12,15 @@ import time
 from typing import Any
 
 from shoal.backends.wire import unpack_words
+from shoal.checks import positive_number
 from shoal.deadline import NEVER, Deadline
 from shoal.errors import StartError
 from shoal.far.host import Host
 from shoal.far.mpi import driver_of
 from shoal.far.mpi_bell import Bell
-from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, join
-from shoal.ranks import MpiRanks, current, mpi_rank
+from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome
+from shoal.far.mpi_start import MEET_TIMEOUT, join
+from shoal.ranks import MpiRanks, current, told_by_launcher
 
 __all__ = ["check_serving", "serve"]
 
@@ -28,7 +30,7 @@ GRACE = 0.4  # seconds between being told to leave and leaving; mpiexec gives on
 SILENCE = 30.0  # seconds until a rank that nobody talks to says so
 
 
-def serve(comm: Any = None, leave: bool = True) -> bool:
+def serve(comm: Any = None, leave: bool = True, meet_timeout: float = MEET_TIMEOUT) -> bool:
     """Under mpiexec: make every rank but 0 step envs for the pools with backend="mpi" that rank 0 makes.
 
     Call it at the beginning of a script that mpiexec starts, on all ranks. On rank 0, and where no mpiexec is in play,
@@ -37,12 +39,14 @@ def serve(comm: Any = None, leave: bool = True) -> bool:
     Args:
         comm: a communicator of mpi4py's, whose rank 0 drives; by default that of all ranks.
         leave: end the process then, by SystemExit; otherwise return True.
+        meet_timeout: seconds that rank 0 waits for the others to start MPI, before it says so and ends the job.
 
     Returns:
         False on rank 0, and with `leave=False` True on the others.
     """
+    positive_number("meet_timeout", meet_timeout)
     try:
-        known = join(comm)
+        known = join(comm, meet_timeout)
     except StartError:
         if isinstance(current(), MpiRanks):
             raise
@@ -209,12 +213,20 @@ class Server:
 
 
 def check_serving() -> None:
-    """For a process that does nothing but serve: raise StartError unless mpiexec has started it as such a rank.
+    """For a process that does nothing but serve: raise StartError unless mpiexec has started it.
 
-    MPI is not started for that: whoever has, and leaves, waits for the others.
+    As rank 0 it cannot serve either, and the whole job ends.
     """
-    if mpi_rank() == 0:
-        raise StartError(
-            "this is rank 0, which drives, or no mpiexec has started it: put the script first, as in "
-            "mpiexec -n 1 python train.py : -n 2 shoal serve"
-        )
+    words = (
+        "this is rank 0, which drives, or no mpiexec has started it: put the script first, as in "
+        "mpiexec -n 1 python train.py : -n 2 shoal serve"
+    )
+    told = told_by_launcher()
+    if told is None or told == (0, 1):
+        raise StartError(words)
+    if told[0] == 0:
+        # Not without MPI: Open MPI's mpiexec may hang or crash if a rank ends while others are just coming in.
+        comm = join(None)
+        sys.stderr.write(f"shoal serve: {words}\n")
+        sys.stderr.flush()
+        comm.Abort(2)
