@@ -266,7 +266,7 @@ def test_a_rollout_is_a_loop_of_steps(mode: str, policy: Any, resets: str) -> No
     assert end.rollouts.tolist() == [1] * n
     assert same(kept.summary, (rewards, ended, moved))
     for collect in (False, ("truncated", "action")):
-        other, some = envs.rollout(start, policy, steps, policy_params=2, key=key, collect=collect, unroll=3)
+        other, some = envs.rollout(start, policy, steps, policy_params=2, key=key, collect=collect, unroll=2)
         assert same(other, end)
         assert same(some.summary, kept.summary)
         for name in ("reward", "truncated", "action", "obs"):
