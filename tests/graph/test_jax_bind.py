@@ -676,7 +676,7 @@ def test_a_pool_is_collected_when_its_functions_are_gone(ordered: bool) -> None:
 
 def test_the_example_learns() -> None:
     script = Path(__file__).parents[2] / "examples" / "ingraph_jax.py"
-    done = subprocess.run([sys.executable, str(script), "--iterations=60"], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([sys.executable, str(script), "--iterations=30"], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     returns = [float(found) for found in re.findall(r"mean return ([\d.]+)", done.stdout)]
     assert returns[0] < 60
