@@ -1,4 +1,4 @@
-"""What to do with a cluster: what limits a pool there; how many actors and batches in flight it needs."""
+"""What to do with a cluster: what limits a pool there; how many nodes, actors and batches in flight it needs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shoal.checks import number, whole_number
-from shoal.scaling.model import ANSWER_LANE, LONGEST, MOST_LANES, PARTS, Costs, Setup, StepTime, bounds
+from shoal.scaling.model import ANSWER_LANE, LONGEST, MOST_LANES, PARTS, Costs, Setup, StepTime, bounds, ceiling
 from shoal.scaling.simulation import Prediction, simulate
 
-__all__ = ["Advice", "Cluster", "advise", "limits"]
+__all__ = ["Advice", "Cluster", "advise", "figure", "limits"]
 
-DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
-MOST_DEPTH = 4096
+DEPTHS = (1, 2, 4, 8, 16, 64)  # batches in flight that are tried
+MOST_DEPTH = 1024
 MARGIN = 0.97  # more batches, or more actors, must be worth more than this
+PAYS = math.log2(1.1)  # twice as many nodes must be worth so many doublings: a tenth more steps
 IDLE = 0.02  # a part that is busy for less of the time cannot be in the way
 CLOSE = 1.3  # a limit that gains less than this when it gets twice as good has another one close behind it
+ANY = 1.01  # a gain of less is not looked for
 NOTICED = 1.05  # a part that is no limit gains less than this when it gets twice as good
 
 
@@ -72,22 +74,28 @@ class Advice:
     """How to run it, how fast that will be, and what to change first.
 
     Attributes:
+        nodes: to use, of those that there are: as many as pay. Twice as many must bring a tenth more steps.
+        all_nodes: steps per second with all nodes, in the best way; at most, where that is less than `prediction` has.
         limit: one of PARTS.
         gains: how many times as fast it would be if each part were twice as good; for stragglers, if all steps took the
             mean time.
         most: the bound of each part, in steps per second.
-        most_nodes: that one driver can keep busy; more of them add nothing.
-        apart: steps per second if each node ran a policy of its own, as fast as this one (data-parallel ranks).
+        most_nodes: such as these that one driver can keep busy; more of them add nothing.
+        apart: steps per second if each of all nodes ran a policy of its own, as fast as this one (data-parallel ranks).
+        alone: of one such node with all envs and the policy, and no cluster.
     """
 
     cluster: Cluster
     setup: Setup
     prediction: Prediction
+    nodes: int
+    all_nodes: float
     limit: str
     gains: dict[str, float]
     most: dict[str, float]
-    most_nodes: float
+    most_nodes: int
     apart: float
+    alone: float
 
     @property
     def first(self) -> str:
@@ -96,25 +104,73 @@ class Advice:
 
 
 def advise(cluster: Cluster) -> Advice:
-    """Try all sensible ways on paper; take the simplest of those that are as fast as the fastest."""
-    ways = sorted({1, cluster.cores} if cluster.envs >= cluster.nodes * cluster.cores else {1})
-    best: tuple[Setup, Prediction] | None = None
-    for setup in (cluster.setup(way, depth) for way in ways for depth in _depths(cluster, way)):
-        # What cannot be better by its bounds need not be simulated.
-        if best is None or min(bounds(setup).values()) * MARGIN > best[1].rate:
-            found = simulate(setup)
-            if best is None or found.rate * MARGIN > best[1].rate:
-                best = setup, found
-    assert best is not None
-    setup, prediction = best
+    """Try all sensible ways on paper, on as many nodes as pay; take the simplest of those as fast as the fastest."""
+    search = _Search(cluster)
+    nodes = search.nodes_that_pay()
+    setup, prediction = search.best(nodes)
     # A better part may want more batches in flight: where one queue is shorter, others are longer.
     sizes = [] if cluster.batch_size else [-(-setup.batch_size // 4)]
     limit, gains = limits(setup, prediction, sizes)
     most = bounds(setup)
     one_driver = min(most["driver"], most["driver's link"], most["policy"])
+    room = math.floor(min(one_driver / most["envs"] * nodes, 2**53)) if most["envs"] < math.inf else nodes
     return Advice(
-        cluster, setup, prediction, limit, gains, most, one_driver / (most["envs"] / cluster.nodes), _apart(cluster)
-    )
+        cluster, setup, prediction, nodes, search.all_nodes(prediction.rate), limit, gains, most,
+        nodes if nodes < cluster.nodes else max(nodes, room), _apart(cluster),
+        _apart(replace(cluster, nodes=1)),
+    )  # fmt: skip
+
+
+class _Search:
+    """The best way to run it on so many nodes, for every number of them that is worth a look."""
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._found: dict[int, tuple[Setup, Prediction]] = {}
+        steps = (factor << power for power in range(20) for factor in (2, 3))
+        counts = sorted({1, cluster.nodes, *(count for count in steps if count < cluster.nodes)})
+        self._ways = {nodes: self._setups(nodes) for nodes in counts}
+        self._ceilings = {nodes: max(ceiling(one) for one in ways) for nodes, ways in self._ways.items()}
+
+    def _setups(self, nodes: int) -> list[Setup]:
+        """From the simplest on."""
+        cluster = replace(self._cluster, nodes=nodes)
+        ways = sorted({1, cluster.cores} if cluster.envs >= nodes * cluster.cores else {1})
+        return [cluster.setup(way, depth) for way in ways for depth in _depths(cluster, way)]
+
+    def best(self, nodes: int) -> tuple[Setup, Prediction]:
+        """The simplest way of those as fast as the fastest."""
+        if nodes not in self._found:
+            best: tuple[Setup, Prediction] | None = None
+            for setup in self._ways[nodes]:
+                # What cannot be better by its bounds need not be simulated.
+                if best is None or ceiling(setup) * MARGIN > best[1].rate:
+                    found = simulate(setup)
+                    if best is None or found.rate * MARGIN > best[1].rate:
+                        best = setup, found
+            assert best is not None
+            self._found[nodes] = best
+        return self._found[nodes]
+
+    def nodes_that_pay(self) -> int:
+        """The number at which more nodes bring too little for what they are."""
+        best, most = 1, 0.0
+        for nodes, high in sorted(self._ceilings.items(), key=lambda one: -_value(*one)):
+            if _value(nodes, high) <= most:
+                break
+            value = _value(nodes, self.best(nodes)[1].rate)
+            if value > most:
+                best, most = nodes, value
+        return best
+
+    def all_nodes(self, rate: float) -> float:
+        """Steps per second with all nodes: at most, if that is less than the rate that is known."""
+        nodes = self._cluster.nodes
+        return self._ceilings[nodes] if self._ceilings[nodes] < rate else self.best(nodes)[1].rate
+
+
+def _value(nodes: int, rate: float) -> float:
+    return float(rate / nodes**PAYS)
 
 
 def _depths(cluster: Cluster, actors_per_node: int) -> list[int]:
@@ -149,8 +205,8 @@ def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = (
     gains = {}
     for name, changed in better.items():
         idle = changed == setup or now.busy.get(name, 1.0) < IDLE
-        tries = set() if idle else {setup.batch_size, *sizes}
-        rates = [simulate(replace(changed, batch_size=size)).rate for size in sorted(tries)]
+        tries = [replace(changed, batch_size=size) for size in ([] if idle else sorted({setup.batch_size, *sizes}))]
+        rates = [simulate(one).rate for one in tries if ceiling(one) > now.rate * ANY]
         gains[name] = max([now.rate, *rates]) / now.rate
     limit = max(PARTS, key=lambda name: gains[name])
     if gains[limit] < NOTICED:  # two parts are the limit together, and neither gains alone
@@ -160,43 +216,90 @@ def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = (
 
 def _apart(cluster: Cluster) -> float:
     """Each node's own pool and policy: a circle of the policy and of the envs, two halves taking turns."""
-    envs = cluster.envs / cluster.nodes
+    envs, costs = cluster.envs / cluster.nodes, cluster.costs
     workers = min(cluster.cores, envs)
-    stepping, deciding = envs / workers * cluster.step.mean, cluster.policy + cluster.policy_lane * envs / 2
+    lane = cluster.step.mean + costs.host_lane + costs.host_byte * (cluster.obs_bytes + cluster.action_bytes)
+    stepping, deciding = envs / workers * lane, costs.batch + cluster.policy + cluster.policy_lane * envs / 2
     seconds = max(stepping, 2 * deciding)
     return cluster.nodes * envs / seconds if seconds > 0 else math.inf
 
 
 def _sentence(advice: Advice) -> str:
     setup, now, limit = advice.setup, advice.prediction, advice.limit
-    ranks = ""
-    if advice.apart > 1.2 * now.rate:
-        ranks = (
-            f", or move the policy to the nodes: data-parallel ranks, {advice.apart:,.0f} steps/s if each node runs it "
-            "as fast as the driver does (docs/distributed.md)"
-        )
+    ranks = _about_ranks(advice)
+    larger = "have more envs and let it take larger batches" if setup.policy > setup.policy_batch / 2 else ""
     tell = {
-        "envs": "The envs' own time is the limit: add nodes or cores, or make a step cheaper.",
+        "envs": _about_envs(advice),
         "stragglers": _about_stragglers(advice),
         "latency": _about_latency(advice, ranks),
-        "driver": (
-            f"The driver's CPU is the limit ({now.busy['driver']:.0%} busy, {now.messages:.0f} messages a batch): use "
-            f"fewer and larger messages, that is fewer actors with more envs each{ranks}."
-        ),
+        "driver": _about_driver(advice, ranks),
         "driver's link": (
             f"The driver's link is the limit ({setup.obs_bytes + ANSWER_LANE:,.0f} bytes a step): send smaller "
-            f"observations (uint8, single frames that are stacked at the driver), give it a faster link{ranks}."
+            f"observations (uint8, single frames that are stacked at the driver){_or('give it a faster link', ranks)}."
         ),
         "nodes' links": "The nodes' links are the limit: send smaller observations, or use more nodes.",
         "policy": (
-            f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size}): make it "
-            f"faster, or have more envs and let it take larger batches{ranks}."
+            f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size:,}): make it "
+            f"faster{_or(larger, ranks)}."
         ),
     }
-    behind = max((name for name in now.busy if name != limit), key=lambda name: now.busy[name])
+    behind = max(
+        (name for name in now.busy if name not in (limit, "envs" * (limit == "stragglers"))),
+        key=lambda name: now.busy[name],
+    )
     if advice.gains[limit] < CLOSE and now.busy[behind] > 0.6:
-        return f"{tell[limit]} Close behind: the {behind} ({now.busy[behind]:.0%} busy)."
+        are = "are" if behind.endswith("s") and behind != "driver's" else "is"
+        return f"{tell[limit]} Close behind {are} the {behind} ({now.busy[behind]:.0%} busy)."
     return tell[limit]
+
+
+def _about_ranks(advice: Advice) -> str:
+    """Where the policy may go, if that is faster by far."""
+    rate, nodes = advice.prediction.rate, advice.cluster.nodes
+    if not 1.2 * rate < advice.apart < math.inf:
+        return ""
+    if nodes == 1:
+        return f"run the policy on the node itself, without a cluster: at most {figure(advice.apart)} steps/s"
+    alone = ""
+    if rate < advice.alone < math.inf:
+        alone = f"; one node alone, without a cluster, makes up to {figure(advice.alone)} that way"
+    return (
+        f"move the policy to the nodes: data-parallel ranks, at most {figure(advice.apart)} steps/s on all {nodes:,} "
+        f"if each runs it as fast as the driver does (docs/distributed.md){alone}"
+    )
+
+
+def figure(value: float) -> str:
+    """A number to be read: three digits of a small one, all of those before the point of a large one."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _or(*ways: str) -> str:
+    """More things to do, after the first: the last of them with an or."""
+    some = [way for way in ways if way]
+    return "".join(f", {'or ' * (at == len(some))}{way}" for at, way in enumerate(some, 1))
+
+
+def _about_envs(advice: Advice) -> str:
+    if advice.setup.workers_per_actor == advice.setup.envs_per_actor:
+        return "The envs' own time is the limit, and each has a core to itself: have more envs, or make a step cheaper."
+    if advice.nodes < advice.cluster.nodes:
+        return "The envs' own time is the limit, but more nodes bring little: make a step cheaper."
+    return "The envs' own time is the limit: add nodes or cores, or make a step cheaper."
+
+
+def _about_driver(advice: Advice, ranks: str) -> str:
+    """Whether it is its messages, which can be made larger, or what is in them."""
+    setup, now = advice.setup, advice.prediction
+    count = math.ceil(now.messages)
+    what = f"{now.busy['driver']:.0%} busy, {count:,} message{'s' * (count > 1)} a batch"
+    if now.messages * setup.costs.message > setup.batch_size * setup.driver_lane:
+        larger = "a larger batch_size" if advice.cluster.batch_size and not setup.full else "more envs"
+        first = f"have {larger}, so that each message carries more of them"
+    else:
+        first = "send less for each step" if setup.obs_bytes * setup.costs.byte > setup.costs.lane else ""
+    ways = _or(first, ranks).removeprefix(", ").removeprefix("or ")
+    return f"The driver's CPU is the limit ({what}): {ways or 'it can do no more'}."
 
 
 def _about_stragglers(advice: Advice) -> str:
@@ -218,5 +321,5 @@ def _about_latency(advice: Advice, ranks: str) -> str:
         return "The round trip is the limit: use a smaller batch_size, so that several batches are in flight."
     return (
         f"The round trip is the limit ({1e3 * setup.latency:,.1f} ms of {1e3 * now.circle:,.1f} ms a step): have more "
-        f"envs under way, about {wanted:,} instead of {setup.envs:,}, in batches of the same size{ranks}."
+        f"envs under way, about {wanted:,} instead of {setup.envs:,}, in batches of the same size{_or(ranks)}."
     )

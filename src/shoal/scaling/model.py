@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shoal.checks import number, whole_number
 
-__all__ = ["PARTS", "Costs", "Setup", "StepTime", "bounds", "slowest_block"]
+__all__ = ["PARTS", "Costs", "Setup", "StepTime", "bounds", "ceiling", "slowest_block"]
 
 Times = npt.NDArray[np.float64]
 
@@ -30,7 +30,9 @@ REQUEST_LANE, REQUEST_MESSAGE = 34, 25
 ANSWER_LANE, ANSWER_MESSAGE = 77, 1249
 LARGE = 1 << 16  # bytes from which a message goes by Ray's object store (far/ray.py)
 MOST_LANES = 2**24
-LONGEST = 3600.0  # seconds, of anything
+LONGEST = 1e9  # seconds, of anything
+LARGEST = 2**60  # bytes, of anything
+DRAWS = 250_000  # of steps, to find the slowest of many
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,12 @@ class Setup:
 
     def __post_init__(self) -> None:
         whole_number("actors", self.actors, 1, MOST_LANES)
-        whole_number("envs_per_actor", self.envs_per_actor, 1, MOST_LANES // self.actors)
+        whole_number("envs_per_actor", self.envs_per_actor, 1, 2 * MOST_LANES // self.actors)  # some are rounded up
         whole_number("workers_per_actor", self.workers_per_actor, 1, self.envs_per_actor)
         whole_number("actors_per_node", self.actors_per_node, 1, self.actors)
         whole_number("batch_size", self.batch_size, 1, self.envs)
         for name in ("obs_bytes", "action_bytes"):
-            number(name, getattr(self, name), 0.0, 2**40)
+            number(name, getattr(self, name), 0.0, LARGEST)
         for name in ("round_trip", "policy", "policy_lane"):
             number(f"{name}, in seconds", getattr(self, name), 0.0, LONGEST)
         for name in ("driver_bandwidth", "node_bandwidth"):
@@ -228,12 +230,24 @@ def bounds(setup: Setup) -> dict[str, float]:
 
     `stragglers` is for full batches alone: who takes the first that are ready does not wait for the slowest actor.
     """
+    most = _quick_bounds(setup)
+    if setup.full and setup.step.spread:
+        most["stragglers"] = _over(setup.envs, _unhindered(setup) + slowest_block(setup))
+    return most
+
+
+def ceiling(setup: Setup) -> float:
+    """What nothing but a simulation can lower: the least of the bounds, without that of stragglers, which is drawn."""
+    return min(_quick_bounds(setup).values())
+
+
+def _quick_bounds(setup: Setup) -> dict[str, float]:
     size, messages = setup.batch_size, setup.fewest_messages
     workers = setup.actors * setup.workers_per_actor
     circle = _unhindered(setup)
     # An actor's only worker takes its messages in by itself, and steps nothing meanwhile.
     alone = setup.costs.host_message / min(size, setup.envs_per_actor) if setup.workers_per_actor == 1 else 0.0
-    most = {
+    return {
         "envs": _over(workers, setup.step.mean + setup.host_lane + alone),
         "stragglers": math.inf,
         "latency": _over(setup.envs, circle + _fewest_steps(setup) * (setup.step.mean + setup.host_lane)),
@@ -245,9 +259,6 @@ def bounds(setup: Setup) -> dict[str, float]:
         "nodes' links": setup.node_bandwidth * (setup.actors / setup.actors_per_node) / setup.answer_bytes,
         "policy": _over(size, setup.policy_batch + setup.costs.batch),
     }
-    if setup.full and setup.step.spread:
-        most["stragglers"] = _over(setup.envs, circle + slowest_block(setup))
-    return most
 
 
 def _unhindered(setup: Setup) -> float:
@@ -262,13 +273,17 @@ def _fewest_steps(setup: Setup) -> float:
 
 
 def slowest_block(setup: Setup, repeats: int = 64) -> float:
-    """Seconds until the slowest worker of all has stepped all of its envs once, on average."""
+    """Seconds until the slowest worker of all has stepped all of its envs once, on average.
+
+    Not all are drawn where they are many: it is no more than that, then.
+    """
     rng = np.random.default_rng(0)
-    workers = setup.actors * setup.workers_per_actor
     size = -(-setup.envs_per_actor // setup.workers_per_actor)
-    repeats = max(4, min(repeats, 2_000_000 // (workers * size)))
-    slowest = [setup.step.draw(rng, (workers, size)).sum(axis=1).max() for _ in range(repeats)]
-    return float(np.mean(slowest)) + size * setup.host_lane
+    drawn = min(size, DRAWS // 16)
+    workers = min(setup.actors * setup.workers_per_actor, DRAWS // drawn)
+    repeats = max(4, min(repeats, 4 * DRAWS // (workers * drawn)))
+    slowest = [setup.step.draw(rng, (workers, drawn)).sum(axis=1).max() for _ in range(repeats)]
+    return float(np.mean(slowest)) + (size - drawn) * setup.step.mean + size * setup.host_lane
 
 
 def _over(count: float, seconds: float) -> float:

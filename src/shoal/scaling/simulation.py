@@ -2,7 +2,7 @@
 
 Only what comes together at the driver needs events. An actor takes its messages in the order in which they were sent,
 so whatever happens to a message there is known when it is sent, for all messages of a batch in one go of numpy; this is
-why a thousand nodes take seconds.
+why a thousand nodes take a fraction of a second. Of more lanes than LANES, a part is simulated that stands for all.
 """
 
 from __future__ import annotations
@@ -10,12 +10,21 @@ from __future__ import annotations
 import collections
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.scaling.model import ANSWER_MESSAGE, LARGE, REQUEST_MESSAGE, Setup
+from shoal.scaling.model import (
+    ANSWER_LANE,
+    ANSWER_MESSAGE,
+    LARGE,
+    REQUEST_LANE,
+    REQUEST_MESSAGE,
+    Setup,
+    StepTime,
+    bounds,
+)
 
 __all__ = ["Prediction", "simulate"]
 
@@ -25,7 +34,10 @@ Lanes = npt.NDArray[np.int64]
 WARM_UP = 4  # circles of all lanes, until the pattern of messages has settled
 FEWEST_ROUNDS, MOST_ROUNDS = 6, 40  # circles of all lanes that are measured
 MESSAGES = 2_500  # to simulate, if that many are needed
-APART = 1e7  # seconds between the nodes of one array, when each has a queue of its own
+LANES = 2**13  # to simulate; where there are more, one stands for several
+ALIKE = 32  # lanes of a message, and of a worker, that are left then at least
+BATCHES = 128  # in flight, to simulate; where there are more, each lane goes a shorter way, and there are fewer
+FEWEST_ACTORS, FEWEST_NODES, FEWEST_BATCHES = 64, 16, 8  # that are left
 ARRIVED, RECEIVED, DECIDED = range(3)  # at the driver's link, in the driver's memory, by the policy
 
 
@@ -48,19 +60,81 @@ class Prediction:
 
 def simulate(setup: Setup, seed: int = 0) -> Prediction:
     """Run the pool on paper, from its first reset until it has settled, and for some circles after that."""
+    whole, (setup, lanes, actors, flights) = setup, _part(setup)
     pool = _Pool(setup, seed)
     batches = math.ceil(setup.in_flight)
-    pool.run(WARM_UP * batches)
+    few = batches > 2 * BATCHES  # rounds are enough, where each is so much
+    pool.run((2 if few else WARM_UP) * batches)
     before = pool.counted()
-    rounds = min(MOST_ROUNDS, max(FEWEST_ROUNDS, MESSAGES // (batches * setup.most_messages)))
+    rounds = min(MOST_ROUNDS, max(2 if few else FEWEST_ROUNDS, MESSAGES // (batches * setup.most_messages)))
     pool.run(rounds * batches)
     time, count, messages, *busy = np.subtract(pool.counted(), before).tolist()
-    rate = count * setup.batch_size / time
+    rate = count * setup.batch_size / time * lanes * actors
     names = ("envs", "driver", "driver's link", "nodes' links", "policy")
     workers, nodes = setup.actors * setup.workers_per_actor, math.ceil(setup.actors / setup.actors_per_node)
     among = (workers, 1, 1, nodes, 1)
     parts = {name: one / time / many for name, one, many in zip(names, busy, among, strict=True)}
-    return Prediction(rate, parts, messages / count, setup.envs / rate)
+    if whole.full and actors > 1:  # among all actors there is a slower one than in the part
+        slower = min(1.0, min(bounds(whole).values()) / rate)
+        rate, parts = rate * slower, {name: busy * slower for name, busy in parts.items()}
+    messages = min(float(whole.most_messages), messages / count * actors / flights)
+    return Prediction(rate, parts, messages, whole.envs / rate)
+
+
+def _part(setup: Setup) -> tuple[Setup, float, float, float]:
+    """A pool that is quick to simulate and as busy; how many lanes, actors and batches each of its own stands for.
+
+    Of many batches in flight, some on a way shortened by as much are as many a second. Neighbouring lanes of a worker
+    become one, whose step takes as long as theirs. Of many actors a few are left, with a driver that is slower by as
+    much; so they have fewer batches in flight, as far as these are many, else smaller ones.
+    """
+    setup = _shortened(setup)
+    together = min(
+        setup.envs // LANES, min(setup.batch_size, setup.envs_per_actor) // ALIKE,
+        setup.envs_per_actor // setup.workers_per_actor // ALIKE,
+    )  # fmt: skip
+    lanes = 1.0
+    if together > 1:
+        per_actor = setup.envs_per_actor // together
+        lanes = setup.envs_per_actor / per_actor
+        costs, step = setup.costs, setup.step
+        setup = replace(
+            setup, envs_per_actor=per_actor, step=StepTime(step.mean * lanes, step.spread / math.sqrt(lanes)),
+            batch_size=max(1, min(round(setup.batch_size / lanes), per_actor * setup.actors)),
+            obs_bytes=lanes * setup.answer_bytes - ANSWER_LANE, action_bytes=lanes * setup.request_bytes - REQUEST_LANE,
+            policy_lane=lanes * setup.policy_lane,
+            costs=replace(costs, lane=lanes * setup.driver_lane, byte=0.0, host_lane=lanes * setup.host_lane,
+                          host_byte=0.0),
+        )  # fmt: skip
+    nodes = setup.actors // setup.actors_per_node
+    fewer = min(setup.envs // LANES, setup.actors // FEWEST_ACTORS, nodes // FEWEST_NODES)
+    if fewer <= 1:
+        return setup, lanes, 1.0, 1.0
+    left = setup.actors_per_node * (nodes // fewer)
+    actors = setup.actors / left
+    flights = min(actors, max(1.0, setup.in_flight / FEWEST_BATCHES))
+    size = setup.batch_size * flights / actors
+    whole = setup.envs_per_actor if setup.batch_size >= setup.envs_per_actor else 1  # answers are not to be torn
+    size = min(max(1, round(size / whole)) * whole, left * setup.envs_per_actor)
+    costs = setup.costs.cheaper(1 / actors)
+    part = replace(
+        setup, actors=left, batch_size=size,
+        driver_bandwidth=max(1.0, setup.driver_bandwidth / actors), policy=setup.policy * flights,
+        policy_lane=setup.policy_lane * actors, costs=replace(costs, batch=setup.costs.batch * flights),
+    )  # fmt: skip
+    return part, lanes, actors, flights
+
+
+def _shortened(setup: Setup) -> Setup:
+    kept = max(
+        4 * setup.workers_per_actor, 2 * min(setup.batch_size, setup.envs_per_actor),
+        round(setup.envs_per_actor * BATCHES / setup.in_flight),
+    )  # fmt: skip
+    if kept >= setup.envs_per_actor:
+        return setup
+    shorter = kept / setup.envs_per_actor
+    costs = replace(setup.costs, transport=setup.costs.transport * shorter)
+    return replace(setup, envs_per_actor=kept, round_trip=setup.round_trip * shorter, costs=costs)
 
 
 class _Pool:
@@ -208,10 +282,13 @@ class _Pool:
             return done
         nodes = actors // self.setup.actors_per_node
         order = np.lexsort((done, nodes))
-        nodes, shift = nodes[order], nodes[order] * APART
-        ready = np.maximum(done[order], self._nodes[nodes]) + shift
+        nodes = nodes[order]
+        ready = np.maximum(done[order], self._nodes[nodes])
+        # All queues as one: far enough from each other that none is as long.
+        start = ready.min()
+        shift = nodes * (ready.max() - start + seconds.sum()) - start
         left = np.empty_like(done)
-        left[order] = _queue(ready, seconds[order], 0.0) - shift
+        left[order] = _queue(ready + shift, seconds[order], -math.inf) - shift
         np.maximum.at(self._nodes, nodes, left[order])
         return left
 

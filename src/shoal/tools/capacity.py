@@ -14,6 +14,7 @@ from rich.text import Text
 
 from shoal.measurement import time_steps
 from shoal.scaling import Advice, Cluster, StepTime, advise
+from shoal.scaling.advice import figure
 from shoal.spaces import Kind, flatten
 from shoal.tools import work
 from shoal.tools.errors import UsageError
@@ -31,6 +32,7 @@ class EnvFacts:
     obs_bytes: float
     action_bytes: float
     source: str
+    name: str | None = None
 
 
 def facts(
@@ -61,7 +63,7 @@ def measure(name: str) -> EnvFacts:
     finally:
         env.close()
     step = StepTime.measured(measured.wall)
-    return EnvFacts(step, obs, action, f"{name}, {len(measured.wall)} steps measured here")
+    return EnvFacts(step, obs, action, f"{name}, {len(measured.wall)} steps measured here", name)
 
 
 def _bytes(space: Any, name: str) -> float:
@@ -88,7 +90,7 @@ def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
     setup, now = advice.setup, advice.prediction
     console.print(Text(_assumed(advice, facts), style="dim"), soft_wrap=True)
     console.print()
-    console.print(Text(f"{now.rate:,.0f} steps/s, limited by the {advice.limit}", style="bold"))
+    console.print(Text(f"{figure(now.rate)} steps/s, limited by the {advice.limit}", style="bold"))
     console.print()
     table = Table(box=SIMPLE_HEAD)
     for head in ("part", "busy", "allows at most", "gain, if twice as good"):
@@ -97,16 +99,14 @@ def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
         gain = advice.gains[part]
         table.add_row(
             part, f"{now.busy[part]:.0%}" if part in now.busy else "",
-            "" if math.isinf(most) else f"{most:,.0f} steps/s", f"{gain - 1:.0%}" if gain > 1.01 else "",
+            "" if math.isinf(most) else f"{figure(most)} steps/s", f"{gain - 1:.0%}" if gain > 1.01 else "",
             style="cyan" if part == advice.limit else "",
         )  # fmt: skip
     console.print(table)
     console.print(Text(how(advice)), soft_wrap=True)
-    console.print(Text(call(advice), style="cyan"), soft_wrap=True)
+    console.print(Text(call(advice, facts), style="cyan"), soft_wrap=True)
     console.print()
-    nodes = "more nodes than that add nothing" if advice.most_nodes < advice.cluster.nodes else "there is room for more"
-    kept = max(1, round(advice.most_nodes))
-    console.print(Text(f"One driver keeps about {kept:,} such node{'s' * (kept > 1)} busy: {nodes}."))
+    console.print(Text(about_nodes(advice)), soft_wrap=True)
     console.print(Text(f"First: {advice.first}", style="bold"), soft_wrap=True)
     if setup.envs != advice.cluster.envs:
         console.print(Text(f"({setup.envs:,} envs, so that all actors have equally many.)", style="dim"))
@@ -115,33 +115,62 @@ def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
 def how(advice: Advice) -> str:
     """What to use, in a sentence."""
     setup = advice.setup
-    each = f"{setup.envs_per_actor} envs and {setup.workers_per_actor} worker" + "s" * (setup.workers_per_actor > 1)
-    actors = f"{setup.actors:,} actor" + "s" * (setup.actors > 1)
+    each = f"{_many(setup.envs_per_actor, 'env')} and {_many(setup.workers_per_actor, 'worker')}"
+    where = f"{setup.actors_per_node} on each of {advice.nodes:,} nodes" if advice.nodes > 1 else "on one node"
     flight = math.ceil(setup.in_flight)
     return (
-        f"Use {actors} ({setup.actors_per_node} on each node) with {each} each, batch_size {setup.batch_size:,}: "
-        f"{flight} batch" + "es" * (flight > 1) + " in flight."
+        f"Use {_many(setup.actors, 'actor')} ({where}) with {each}{' each' * (setup.actors > 1)}, batch_size "
+        f"{setup.batch_size:,}: {flight:,} batch" + "es" * (flight > 1) + " in flight."
     )
 
 
-def call(advice: Advice) -> str:
+def about_nodes(advice: Advice) -> str:
+    """What more nodes would bring, in a sentence."""
+    used, given = advice.nodes, advice.cluster.nodes
+    if used == given:
+        most = advice.most_nodes
+        if most == used:
+            return f"One driver keeps no more than {'this node' if most == 1 else f'these {most:,} nodes'} busy."
+        return f"One driver would keep about {most:,} such nodes busy: there is room for more."
+    rate, others = advice.prediction.rate, advice.all_nodes
+    bring = f"{figure(others)} steps/s, {others / rate - 1:+.0%}" if others > rate else f"no more than {figure(others)}"
+    return f"{used:,} of the {given:,} nodes {'is' if used == 1 else 'are'} enough: all of them would make {bring}."
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count > 1)}"
+
+
+def call(advice: Advice, facts: EnvFacts) -> str:
     """The Python that makes such a pool."""
     setup = advice.setup
+    lines = ["import shoal"]
+    module, colon, attribute = (facts.name or "").partition(":")
+    if facts.name is None:
+        env, lines = (
+            "env",
+            [*lines, "", 'env = "CartPole-v1"  # yours: a Gymnasium id, or a function that makes an env'],
+        )
+    elif colon and attribute.isidentifier():
+        env, lines = attribute, [f"from {module} import {attribute}", *lines, ""]
+    else:
+        env, lines = f'"{facts.name}"', [*lines, ""]
     size = "" if setup.full else f", batch_size={setup.batch_size}"
     local = '"serial"' if setup.workers_per_actor == 1 else '"processes"'
     options = f'{{"num_cpus": {setup.workers_per_actor}, "local_backend": {local}, "placement": "SPREAD"}}'
     made = f'{setup.envs}{size}, backend="ray", num_workers={setup.actors}, backend_options={options}'
-    return f"pool = shoal.Pool(env, {made})"
+    return "\n".join([*lines, f"pool = shoal.Pool({env}, {made})"])
 
 
 def _assumed(advice: Advice, facts: EnvFacts) -> str:
     cluster, step = advice.cluster, facts.step
     link = "" if math.isinf(cluster.bandwidth) else f", links of {cluster.bandwidth * BITS / 1e9:g} Gbit/s"
     return (
-        f"{facts.source}: {1e3 * step.mean:.3g} ms a step with a spread of {step.spread:.0%}, {facts.obs_bytes:,.0f} "
-        f"bytes of observation and {facts.action_bytes:,.0f} of action; {cluster.envs:,} envs on {cluster.nodes:,} "
-        f"nodes of {cluster.cores} cores, round trips of {1e3 * cluster.latency:g} ms{link}; "
-        f"{1e3 * cluster.policy:g} ms of policy a batch" + (
+        f"{facts.source}: {figure(1e3 * step.mean)} ms a step with a spread of {step.spread:.0%}, "
+        f"{facts.obs_bytes:,.0f} bytes of observation and {facts.action_bytes:,.0f} of action; "
+        f"{_many(cluster.envs, 'env')} on {_many(cluster.nodes, 'node')} of {_many(cluster.cores, 'core')}, "
+        f"round trips of {figure(1e3 * cluster.latency)} ms{link}; "
+        f"{figure(1e3 * cluster.policy)} ms of policy a batch" + (
             f" and {1e6 * cluster.policy_lane:g} us an env" if cluster.policy_lane else ""
         )
     )  # fmt: skip
@@ -163,14 +192,17 @@ def as_json(advice: Advice, facts: EnvFacts) -> str:
         "bounds": advice.most,
         "gains": advice.gains,
         "use": {
-            "actors": setup.actors, "actors_per_node": setup.actors_per_node, "envs_per_actor": setup.envs_per_actor,
+            "nodes": advice.nodes, "actors": setup.actors, "actors_per_node": setup.actors_per_node,
+            "envs_per_actor": setup.envs_per_actor,
             "workers_per_actor": setup.workers_per_actor, "batch_size": setup.batch_size, "in_flight": setup.in_flight,
             "messages_per_batch": now.messages, "seconds_between_steps": now.circle,
         },
+        "steps_per_second_with_all_nodes": advice.all_nodes,
         "most_nodes": advice.most_nodes,
         "data_parallel_steps_per_second": advice.apart,
+        "one_node_alone_steps_per_second": advice.alone,
         "first": advice.first,
-        "call": call(advice),
+        "call": call(advice, facts),
     }  # fmt: skip
     return json.dumps(_finite(document), indent=2) + "\n"
 
