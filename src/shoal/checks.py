@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy.typing as npt
 from shoal.errors import BadAction
 
 __all__ = [
-    "Ids", "Options", "Seed", "check_choice", "check_ids", "number", "positive_number", "spread_options", "spread_seed",
-    "whole_number",
+    "Ids", "Options", "Seed", "check_choice", "check_ids", "check_names", "number", "positive_number", "spread_options",
+    "spread_seed", "whole_number",
 ]  # fmt: skip
 
 Ids = npt.NDArray[np.int64]
@@ -24,6 +25,15 @@ def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
     """Raise ValueError unless the value is one of the allowed words."""
     if value not in allowed:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}, found {value!r}")
+
+
+def check_names(name: str, given: Iterable[Any], known: Sequence[str]) -> None:
+    """Raise ValueError if any of the given names is not known, with the one that was meant."""
+    unknown = sorted(map(str, set(given) - set(known)))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{name}: expected {', '.join(known)}, found {', '.join(unknown)}{hint}")
 
 
 def whole_number(name: str, value: Any, low: int, high: int) -> int:

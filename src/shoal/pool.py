@@ -193,7 +193,7 @@ class Pool:
         if backend == "auto" and survives:
             backend = "processes"
         if backend_options is not None and backend not in FAR:
-            raise ValueError(f'backend_options: backend="{backend}" takes none, only {", ".join(FAR)} does')
+            raise ValueError(f'backend_options: backend="{backend}" takes none, only {" and ".join(map(repr, FAR))} do')
         deadline = Deadline.after(start_timeout)
         transport = None
         if backend in FAR:

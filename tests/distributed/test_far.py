@@ -370,7 +370,7 @@ def test_counters_are_those_of_the_hosts() -> None:
 
 
 def test_options_are_for_those_who_take_some() -> None:
-    with pytest.raises(ValueError, match='backend="serial" takes none'):
+    with pytest.raises(ValueError, match="backend=\"serial\" takes none, only 'ray' and 'mpi' do"):
         Pool(CountEnv, 2, backend="serial", backend_options={"address": "auto"})
     with pytest.raises(ValueError, match='recycle_after is for worker processes, and backend="ray" has none'):
         pool_of(recycle_after=1 << 20)

@@ -28,7 +28,7 @@ from typing import Any
 from shoal.backends.base import split
 from shoal.backends.far import Deliver, Lost
 from shoal.backends.wire import pack_words
-from shoal.checks import check_choice, positive_number, whole_number
+from shoal.checks import check_choice, check_names, positive_number, whole_number
 from shoal.errors import StartError, WorkerDied
 from shoal.far.mpi_bell import Bell, BellTower
 from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, new_tag
@@ -52,7 +52,8 @@ class MpiOptions:
     """`backend_options` of backend="mpi".
 
     Attributes:
-        local_backend: how a rank runs its envs: "serial" (the default), "threads", "processes", "compiled" or "jax".
+        local_backend: how a rank runs its envs: "serial" (the default), "threads", "processes", "compiled", "cuda" or
+            "jax".
         local_workers: by how many workers; by default as many as its cores, shared with other ranks of its machine.
         comm: a communicator of mpi4py's, whose rank 0 drives; by default that of all ranks. `shoal.serve` must be
             given the same.
@@ -67,10 +68,7 @@ class MpiOptions:
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> MpiOptions:
         """Raises ValueError for those that make no sense."""
-        known = [one.name for one in fields(cls)]
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            raise ValueError(f"backend_options: expected {', '.join(known)}, found {', '.join(unknown)}")
+        check_names("backend_options", given, [one.name for one in fields(cls)])
         options = cls(**given)
         check_choice("backend_options: local_backend", options.local_backend, LOCAL_BACKENDS)
         if options.local_workers is not None:

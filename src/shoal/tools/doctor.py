@@ -28,6 +28,7 @@ INTEGRATIONS = {
     "ray": "ray",
     "mpi4py": "mpi4py",
     "numba": "numba",
+    "numba_cuda": "numba-cuda",
     "pettingzoo": "pettingzoo",
     "dm_env": "dm-env",
     "matplotlib": "matplotlib",
