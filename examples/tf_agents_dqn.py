@@ -1,6 +1,6 @@
 """DQN of TF-Agents on CartPole-v1, with Shoal's envs below TFPyEnvironment and a driver.
 
-Needs: pip install "shoal[tf-agents]". Run: python examples/tf_agents_dqn.py --envs 16
+Needs: pip install ".[tf-agents]" in the folder of Shoal. Run: python examples/tf_agents_dqn.py --envs 16
 """
 
 from __future__ import annotations

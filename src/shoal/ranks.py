@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.extras import install
+
 __all__ = [
     "LAUNCHER_VARIABLES", "MpiRanks", "Ranks", "RayRanks", "RayTrainRanks", "TorchRanks", "current",
     "hide_forked_mpi", "mpi_is_up", "mpi_rank", "rank_path", "rank_seed", "told_by_launcher", "without_launcher",
@@ -341,4 +343,4 @@ def _import(name: str, need: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f'{need}: pip install "shoal[{extra}]"') from error
+        raise ImportError(f"{need}: {install(extra)}") from error

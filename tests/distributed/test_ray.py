@@ -24,8 +24,10 @@ from envs import CountEnv, FailEnv, GateEnv, SpaceEnv
 from faults.kit import alive, eventually
 from shoal import Pool
 from shoal.dialects import puffer
+from shoal.extras import install
+from shoal.far.ray import _Cluster
 
-ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "shoal[ray]"')
+ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("cluster")]
 MODES = ("next_step", "same_step", "disabled")
@@ -149,6 +151,7 @@ def test_actors_go_where_they_are_told() -> None:
     ("workers", "options", "words"),
     [
         (5, {}, "5 Ray actors with 1 CPU each are needed, .* has room for 4"),
+        (9, {"num_cpus": 2}, r"8 Ray actors \(one for each env\) with 2 CPU each are needed, .* has room for 2"),
         (1, {"num_gpus": 1}, "1 CPU, 1 GPU each are needed.* has room for 0"),
         (1, {"num_cpus": 3}, "3 CPU each are needed.* has room for 0"),
         (1, {"resources": {"fish": 1}}, "1 fish each"),
@@ -166,7 +169,7 @@ def test_too_much_is_refused_and_not_waited_for(workers: int, options: dict[str,
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"adress": "auto"}, "expected address, .*found adress"),
+        ({"adress": "auto"}, r"expected address, .*found adress: did you mean address\?"),
         ({"placement": "NEAR"}, "placement"),
         ({"local_backend": "hybrid"}, "local_backend"),
         ({"address": "ray://head:10001"}, "Ray Client"),
@@ -190,6 +193,32 @@ def test_an_error_keeps_its_type_and_traceback() -> None:
     with pytest.raises(ValueError, match="env 0 raised in its constructor"):
         pool_of(functools.partial(FailEnv, "constructor"))
     eventually(lambda: actors() == 0)
+
+
+def leave(env: Any) -> None:
+    os._exit(3)
+
+
+def test_an_env_that_ends_its_actor_is_among_the_causes() -> None:
+    with pool_of() as pool:
+        pool.reset(seed=0)
+        with pytest.raises(shoal.WorkerDied, match=r"os\._exit"):
+            pool.apply(leave)
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("auto", '^address="auto", but .* ray start --head'), ("head", "^backend_options: address='head' is neither")],
+)
+def test_an_address_of_no_cluster_is_refused_in_one_sentence(address: str, words: str) -> None:
+    class Unconnected:
+        @staticmethod
+        def init(**options: Any) -> None:
+            raise ConnectionError("Could not find any running Ray instance.\nPlease specify the one to connect to.")
+
+    with pytest.raises(shoal.StartError, match=words.replace("ray start", '"ray start')) as caught:
+        _Cluster._connect(Unconnected, address)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_killed_actor_is_named() -> None:
@@ -371,4 +400,4 @@ def test_without_ray() -> None:
             print(error)
         """
     )
-    assert done.stdout == 'backend="ray" needs Ray, which is not installed: pip install "shoal[ray]"\n', done.stderr
+    assert done.stdout == f'backend="ray" needs Ray, which is not installed: {install("ray")}\n', done.stderr

@@ -27,6 +27,6 @@ def test_a_few_futures_in_plain_python() -> None:
 
 
 def test_many_futures_compiled() -> None:
-    pytest.importorskip("numba", reason='this test compiles: pip install "shoal[compiled]"')
+    pytest.importorskip("numba", reason='this test compiles: pip install ".[compiled]"')
     chance, planned = returns(*["--lanes", "256", "--horizon", "20", "--rounds", "2"])
     assert planned > -400 > chance

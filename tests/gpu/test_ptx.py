@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         simulated() or any(importlib.util.find_spec(name) is None for name in ("numba_cuda", "nvidia.cu13")),
-        reason='needs the compiler of pip install "shoal[cuda]", and no simulator',
+        reason='needs the compiler of pip install ".[cuda]", and no simulator',
     ),
 ]
 KINDS = [

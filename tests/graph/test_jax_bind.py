@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import shoal.graph
 from envs import SPACES, CountEnv, EvenSpace, SpaceEnv
 from faults.kit import DeedEnv, assert_usable
+from shoal.extras import install
 from shoal.graph.jax import bind, jit, own_errors
 
 TESTS = Path(__file__).parents[1]
@@ -556,7 +557,7 @@ try:
 except ImportError as error:
     print(error)
 """)
-    assert said == 'shoal.graph.jax needs JAX: pip install "shoal[jax]"\n'
+    assert said == f"shoal.graph.jax needs JAX: {install('jax')}\n"
 
 
 # ---- size ----------------------------------------------------------------------------------------------------------

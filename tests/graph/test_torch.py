@@ -20,6 +20,7 @@ from shoal import Pool
 
 torch = pytest.importorskip("torch", reason="shoal.graph.torch needs PyTorch")
 
+from shoal.extras import install  # noqa: E402
 from shoal.graph import torch as graph  # noqa: E402
 from shoal.graph.torch import TorchEnv  # noqa: E402
 
@@ -636,7 +637,7 @@ def test_without_torch_one_sentence_says_what_to_install() -> None:
     script = "import sys; sys.modules['torch'] = None; import shoal.graph; import shoal.graph.torch"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == ('ImportError: shoal.graph.torch needs PyTorch: pip install "shoal[torch]"')
+    assert done.stderr.splitlines()[-1] == f"ImportError: shoal.graph.torch needs PyTorch: {install('torch')}"
 
 
 # ---- pinned memory, without a device -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from shoal.dialects.batch_env import BatchEnv, ExternalProcess
 
 tf = pytest.importorskip("tensorflow")
 
+from shoal.extras import install  # noqa: E402
 from shoal.graph.tensorflow import (  # noqa: E402
     Algorithm,
     InGraphBatchEnv,
@@ -642,7 +643,7 @@ def test_without_tensorflow_one_sentence_says_what_to_do() -> None:
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
     assert said.startswith("ImportError: ")
-    assert said.endswith('pip install "shoal[tensorflow]"')
+    assert said.endswith(install("tensorflow"))
 
 
 # ---- learning --------------------------------------------------------------------------------------------------

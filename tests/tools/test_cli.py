@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shoal.extras import install
 from shoal.tools import cli, doctor
 
 TINY = ["-n", "2", "--seconds", "0.02", "--rounds", "2"]
@@ -119,7 +120,7 @@ def test_plot_without_matplotlib_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("shoal.tools.report.importlib.util.find_spec", lambda name: None)
     said = refused(capsys, "bench", "CartPole-v1", "--plot", "a.png")
-    assert "pip install 'shoal[plot]'" in said
+    assert install("plot") in said
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

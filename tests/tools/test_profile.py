@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shoal.extras import install
 from shoal.tools import cli, profile
 
 QUICK = ["--seconds", "0.2"]
@@ -152,7 +153,7 @@ def test_without_py_spy_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "pip install 'shoal[profile]'" in refused(capsys, "CartPole-v1", "--flame", "a.svg")
+    assert install("profile") in refused(capsys, "CartPole-v1", "--flame", "a.svg")
 
 
 @pytest.mark.parametrize(

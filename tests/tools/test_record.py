@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 from envs import CountEnv
+from shoal.extras import install
 from shoal.tools import cli
 
-ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra shoal[video]")
+ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
 
 HEIGHT, WIDTH = 16, 24
 MODULE = f"""
@@ -311,7 +312,7 @@ def test_who_has_no_encoder_is_told_where_to_find_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    assert 'pip install "shoal[video]"' in refused(capsys, "film_envs:GreyEnv", "out.mp4")
+    assert install("video") in refused(capsys, "film_envs:GreyEnv", "out.mp4")
     assert list(folder.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ ROOT = Path(shoal.__file__).parent
 
 # From the bottom up. A module may import what stands before its own row, and its neighbours in the row.
 LAYERS = (
-    ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile", "lazy", "ranks"),
+    ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile", "extras", "lazy", "ranks"),
     ("native",),
     ("spaces",),
     ("slab", "header", "group"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.extras import install
 from shoal.wrappers import RecordVideo, wrap
 from shoal.wrappers.video import tile_images
 from wrappers.kit import GYM_MODES, HOSTS, MODES, NoisyEnv, play, stable_baselines
 
-ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra shoal[video]")
+ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
 HEIGHT, WIDTH = 16, 24  # of one env's frames
 
 
@@ -170,7 +172,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
 
 def test_who_has_no_encoder_is_told_where_to_find_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ImportError, match=r"shoal\[video\]"):
+    with pytest.raises(ImportError, match=re.escape(install("video"))):
         RecordVideo(tmp_path, lambda step: True)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shoal import native
 from shoal.adapters.shared_space import SharedSpace
 from shoal.errors import BadEnv, ResetNeeded
+from shoal.extras import install
 from shoal.group import Answers, Infos
 from shoal.spaces import get_path
 
@@ -49,7 +50,7 @@ def parallel_from_aec(env: Any) -> Any:
     try:
         conversions = importlib.import_module("pettingzoo.utils.conversions")
     except ImportError as error:
-        raise ImportError('AEC envs are converted by PettingZoo: pip install "shoal[pettingzoo]"') from error
+        raise ImportError(f"AEC envs are converted by PettingZoo: {install('pettingzoo')}") from error
     if (getattr(env, "metadata", None) or {}).get("is_parallelizable", False):
         return conversions.aec_to_parallel(env)
     return conversions.turn_based_aec_to_parallel(env)

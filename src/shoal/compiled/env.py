@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import Space
 
 from shoal.errors import BadEnv
+from shoal.extras import install
 from shoal.spaces import Leaf, array_leaves
 
 __all__ = ["Definition", "Env", "define", "function", "is_helper"]
@@ -68,9 +69,9 @@ class Env:
     @classmethod
     def __shoal_missing__(cls) -> str:
         """What this machine lacks to compile it, and how to get it; "" for nothing."""
-        from shoal.compiled.numba_cpu import INSTALL, available
+        from shoal.compiled.numba_cpu import available
 
-        return "" if available() else f"Numba is not installed: {INSTALL}"
+        return "" if available() else f"Numba is not installed: {install('compiled')}"
 
     @classmethod
     def __shoal_kernel__(cls, definition: Definition, debug: bool) -> int:

@@ -16,11 +16,11 @@ from shoal.compiled.fingerprint import fingerprint
 from shoal.compiled.machine import load_machine
 from shoal.compiled.rebuild import Rebuilder
 from shoal.compiled.template import constants, kernel_source, policy_source
+from shoal.extras import install
 
-__all__ = ["INSTALL", "available", "kernel_address", "policy_address"]
+__all__ = ["available", "kernel_address", "policy_address"]
 
 Names = Mapping[str, Any]
-INSTALL = 'pip install "shoal[compiled]"'
 _OURS = ("NRT_", "numba_", "Py", "_Py")  # how the names of functions begin that only a running Numba has
 
 
@@ -37,7 +37,7 @@ def kernel_address(definition: Definition, debug: bool) -> int:
         ImportError: Numba is not installed.
     """
     if not available():
-        raise ImportError(f'backend="compiled" needs Numba: {INSTALL}')
+        raise ImportError(f'backend="compiled" needs Numba: {install("compiled")}')
     functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
     functions["begin_stream"] = random.begin_stream
     source, values = kernel_source(definition, debug), constants(definition)

@@ -8,7 +8,9 @@ try:
     import dm_env
     from dm_env import specs
 except ImportError as error:
-    raise ImportError('api="dm_env" needs dm_env: pip install "shoal[dm-env]"') from error
+    from shoal.extras import install
+
+    raise ImportError(f'api="dm_env" needs dm_env: {install("dm-env")}') from error
 
 import numpy as np
 

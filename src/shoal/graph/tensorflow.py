@@ -35,7 +35,9 @@ from shoal.spaces import Leaf, array_leaves, assemble, get_path
 try:
     import tensorflow as tf
 except ImportError as error:
-    raise ImportError('envs inside of a TensorFlow graph need TensorFlow: pip install "shoal[tensorflow]"') from error
+    from shoal.extras import install
+
+    raise ImportError(f"envs inside of a TensorFlow graph need TensorFlow: {install('tensorflow')}") from error
 
 __all__ = ["Algorithm", "InGraphBatchEnv", "InGraphEnv", "Progress", "Summary", "function", "own_errors", "simulate"]
 

@@ -24,7 +24,9 @@ from shoal.spaces import Leaf
 try:
     import torch
 except ImportError as error:
-    raise ImportError('shoal.graph.torch needs PyTorch: pip install "shoal[torch]"') from error
+    from shoal.extras import install
+
+    raise ImportError(f"shoal.graph.torch needs PyTorch: {install('torch')}") from error
 
 from torch import Tensor
 

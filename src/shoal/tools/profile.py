@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal import Pool
 from shoal.errors import ShoalError
+from shoal.extras import install
 from shoal.stats import EDGES, LABELS, PoolStats
 from shoal.tools import report, work
 from shoal.tools.errors import UsageError
@@ -153,7 +154,7 @@ def find_spy(flame: Path) -> str:
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
-        raise UsageError("a flame graph needs py-spy: pip install 'shoal[profile]'")
+        raise UsageError(f"a flame graph needs py-spy: {install('profile')}")
     report.check_file(flame)
     if flame.suffix.lower() != ".svg":
         raise UsageError(f"the flame graph is an SVG, so name it .svg and not {flame.name!r}")

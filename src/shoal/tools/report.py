@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from shoal.extras import install
 from shoal.tools.bench import Result, Row, Summary
 from shoal.tools.contenders import Role
 from shoal.tools.errors import UsageError
@@ -140,7 +141,7 @@ def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
 def check_plot(path: Path) -> None:
     """Refuse before the measuring what would fail after it."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("a plot needs matplotlib: pip install 'shoal[plot]'")
+        raise UsageError(f"a plot needs matplotlib: {install('plot')}")
     check_file(path)
     if path.suffix.lower() != ".png":
         raise UsageError(f"the plot is a PNG, so name it .png and not {path.name!r}")

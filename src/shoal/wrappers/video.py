@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import Space
 
 from shoal.checks import whole_number
+from shoal.extras import install
 from shoal.wrappers.base import Array, Bound, Rows, Transform
 
 __all__ = ["RecordVideo", "tile_images"]
@@ -135,5 +136,5 @@ def _encoder() -> Any:
     try:
         import imageio_ffmpeg
     except ImportError as error:
-        raise ImportError('videos need an encoder: pip install "shoal[video]"') from error
+        raise ImportError(f"videos need an encoder: {install('video')}") from error
     return imageio_ffmpeg

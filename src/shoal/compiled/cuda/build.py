@@ -15,10 +15,9 @@ from shoal.compiled.env import Definition
 from shoal.compiled.random import EPISODE, GAMMA, MASK
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
+from shoal.extras import install
 
-__all__ = ["INSTALL", "build", "check", "driver", "missing", "simulated"]
-
-INSTALL = 'pip install "shoal[cuda]"'
+__all__ = ["build", "check", "driver", "missing", "simulated"]
 
 
 def simulated() -> bool:
@@ -29,7 +28,7 @@ def simulated() -> bool:
 def missing() -> str:
     """What this machine lacks, and how to get it; "" for nothing."""
     if importlib.util.find_spec("numba") is None or importlib.util.find_spec("numba_cuda") is None:
-        return f'backend="cuda" needs numba-cuda: {INSTALL}'
+        return f'backend="cuda" needs numba-cuda: {install("cuda")}'
     if simulated():
         return ""
     try:

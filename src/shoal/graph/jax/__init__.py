@@ -5,7 +5,9 @@ from __future__ import annotations
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    raise ImportError('shoal.graph.jax needs JAX: pip install "shoal[jax]"') from error
+    from shoal.extras import install
+
+    raise ImportError(f"shoal.graph.jax needs JAX: {install('jax')}") from error
 
 from shoal.graph.jax.bind import Binding, bind, jit, own_errors
 from shoal.graph.jax.functional import BatchedFunctionalEnv, functional
