@@ -64,7 +64,9 @@ class Rebuilder:
         cells = tuple(types.CellType() for _ in source.__closure__ or ())
         made = types.FunctionType(self._code(source.__code__), names, source.__name__, None, cells or None)
         made.__defaults__ = self._constant(source.__defaults__)
-        made.__kwdefaults__, made.__qualname__ = source.__kwdefaults__, source.__qualname__
+        if source.__kwdefaults__:
+            made.__kwdefaults__ = {name: self._constant(value) for name, value in source.__kwdefaults__.items()}
+        made.__qualname__ = source.__qualname__
         result = self._done[function] = self._compiler(made)
         # Only now: a function may call itself.
         used = names_of(source.__code__)
@@ -74,7 +76,10 @@ class Rebuilder:
         return result
 
     def _code(self, code: types.CodeType) -> types.CodeType:
-        constants = tuple(self._constant(value) for value in code.co_consts)
+        constants = tuple(
+            self._code(value) if isinstance(value, types.CodeType) else self._constant(value)
+            for value in code.co_consts
+        )
         same = all(one is other for one, other in zip(constants, code.co_consts, strict=True))
         return code if same else code.replace(co_consts=constants)
 
