@@ -13,6 +13,7 @@ Envs sleep rather than compute, so that a machine with few cores can stand for m
 that is drawn at random, so that a busy while of the machine hits no part of the grid alone.
 
 python benchmarks/scaling_model.py --parts constants check
+python benchmarks/scaling_model.py --parts constants --save      # the constants of shoal.scaling, anew
 python benchmarks/scaling_model.py --parts nodes --plot docs/scaling.png
 """
 
@@ -24,6 +25,7 @@ import functools
 import itertools
 import json
 import os
+import platform
 import random
 import statistics
 import time
@@ -37,7 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
+import shoal.cores
 from shoal.scaling import Advice, Cluster, Costs, Setup, StepTime, advise, simulate
+from shoal.scaling import measured as measured_costs
 from shoal.scaling.model import ANSWER_LANE, LARGE
 
 RESULTS = Path(__file__).parent / "results"
@@ -180,25 +184,69 @@ def constants(options: argparse.Namespace) -> Costs:
     for _ in range(options.rounds):
         for load in random.sample(LOADS, len(LOADS)):
             seen[load].append(cost_of(load, options.seconds))
+    fits = [fit({load: many[at] for load, many in seen.items()}) for at in range(options.rounds)]
+    names = list(fits[0])
+    found = {name: statistics.median(one[name] for one in fits) for name in names}
     middle = {
         load: {key: statistics.median(one[key] for one in many) for key in many[0]} for load, many in seen.items()
     }
-    rows = [[1.0, load.actors, load.large, load.envs, load.envs * (load.obs_bytes + 8.0)] for load in LOADS]
+    say_loads(middle, Costs(**found))
+    print(f"measured on {machine()}, medians of {options.rounds} rounds (range):")
+    for name in names:
+        print(
+            f"{name}: {us(found[name])} ({us(min(one[name] for one in fits))} to {us(max(one[name] for one in fits))})"
+        )
+    if options.save:
+        save(found)
+    return Costs(**found)
+
+
+def fit(middle: dict[Load, dict[str, float]]) -> dict[str, float]:
+    """The costs that explain what each load took."""
+    rows = [row_of(load) for load in LOADS]
     of_driver = fitted(rows, [middle[load]["driver"] for load in LOADS])
     of_hosts = fitted([row[1:] for row in rows], [middle[load]["hosts"] for load in LOADS])
     alone = middle[Load(1, 1, 16)]
     # What lies on the way of a single message beside that: sockets, other threads, and waking up.
     transport = max(0.0, alone["trip"] - alone["driver"] - alone["hosts"])
-    found = Costs(*of_driver, *of_hosts, transport)
+    return asdict(Costs(*of_driver, *of_hosts, transport))
+
+
+def row_of(load: Load) -> list[float]:
+    """How often a batch has what costs the driver something."""
+    return [1.0, load.actors, load.large, load.envs, load.envs * (load.obs_bytes + 8.0)]
+
+
+def say_loads(middle: dict[Load, dict[str, float]], costs: Costs) -> None:
+    of_driver = [costs.batch, costs.message, costs.large, costs.lane, costs.byte]
+    of_hosts = [costs.host_message, costs.host_large, costs.host_lane, costs.host_byte]
     table = Table("actors", "envs", "bytes", "driver", "fit", "actors'", "fit", "round trip", "driver, all threads",
                   title="us for a batch")  # fmt: skip
-    for load, row in zip(LOADS, rows, strict=True):
-        one = middle[load]
+    for load in LOADS:
+        one, row = middle[load], row_of(load)
         fits = np.dot(row, of_driver), np.dot(row[1:], of_hosts)
         cells = (one["driver"], fits[0], one["hosts"], fits[1], one["trip"], one["all"])
         table.add_row(*map(str, load), *(f"{1e6 * cell:,.0f}" for cell in cells))
-    Console().print(table, found)
-    return found
+    Console().print(table)
+
+
+def us(seconds: float) -> str:
+    return f"{1e6 * seconds:.3g} us" if seconds >= 1e-8 else f"{1e9 * seconds:.3g} ns"
+
+
+def machine() -> str:
+    import ray
+
+    return f"Ray {ray.__version__}, Python {platform.python_version()}, {shoal.cores.usable_cores()} cores"
+
+
+def save(costs: dict[str, float]) -> None:
+    """Write them where shoal.scaling reads them, with two digits: there is no more in them."""
+    path = Path(measured_costs.__file__)
+    head = path.read_text().partition("MEASURED_ON =")[0]
+    lines = "".join(f'    "{name}": {value:.2g},\n' for name, value in costs.items())
+    path.write_text(f'{head}MEASURED_ON = "{machine()}"\nCOSTS = {{\n{lines}}}\n')
+    print(f"saved to {path}: update the table of docs/scaling.md, too")
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------
@@ -307,14 +355,20 @@ def many_nodes() -> dict[str, list[Advice]]:
         clusters = [Cluster(step, CORES * ENVS_PER_CORE * n, n, CORES, obs_bytes, **NETWORK) for n in NODES]
         found[name] = [advise(one) for one in clusters]
     table = Table(
-        "step", "nodes", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", title="predicted"
+        "step", "nodes", "used", "steps/s", "workers busy", "limit", "actors", "batch", "in flight", title="predicted"
     )
     for name, advices in found.items():
         for one in advices:
             setup, now = one.setup, one.prediction
             counts = (f"{n:,.0f}" for n in (setup.actors, setup.batch_size, setup.in_flight))
             table.add_row(
-                name, f"{one.cluster.nodes:,}", f"{now.rate:,.0f}", f"{now.busy['envs']:.0%}", one.limit, *counts
+                name,
+                f"{one.cluster.nodes:,}",
+                f"{one.nodes:,}",
+                f"{now.rate:,.0f}",
+                f"{now.busy['envs']:.0%}",
+                one.limit,
+                *counts,
             )
     Console().print(table)
     return found
@@ -350,9 +404,11 @@ def plot(found: dict[str, list[Advice]], checked: list[dict[str, Any]], path: Pa
     left, right = figure.subplots(1, 2)
     for name, advices in found.items():
         (line,) = left.plot(NODES, [one.prediction.rate for one in advices], marker="o", markersize=4, label=name)
-        ideal = [one.most["envs"] for one in advices]
+        ideal = [one.most["envs"] / one.nodes * one.cluster.nodes for one in advices]
         left.plot(NODES, ideal, linestyle=":", linewidth=1, color=line.get_color())
-    left.set(xscale="log", yscale="log", xlabel="nodes of 32 cores, 4 envs per core", ylabel="steps/s, one driver")
+    left.set(
+        xscale="log", yscale="log", xlabel="nodes of 32 cores, with 128 envs for each", ylabel="steps/s, one driver"
+    )
     left.set_title("predicted; dotted: the envs alone", fontsize=10, loc="left")
     left.legend(fontsize=8, title="a step takes, and sends", title_fontsize=8)
     for actors, marker in ((1, "o"), (2, "s")):
@@ -375,6 +431,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (%(default)s)")
     parts = ("constants", "check", "nodes")
     parser.add_argument("--parts", nargs="+", choices=parts, default=list(parts), metavar="PART", help=", ".join(parts))
+    parser.add_argument("--save", action="store_true", help="have shoal.scaling use the constants from now on")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="save a picture of the nodes and of the check")
     options = parser.parse_args()
@@ -384,7 +441,7 @@ def main() -> None:
         import ray
 
         random.seed(0)
-        ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         if "constants" in options.parts:
             document["costs"] = asdict(constants(options))
         if "check" in options.parts:

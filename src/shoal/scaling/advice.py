@@ -12,8 +12,8 @@ from shoal.scaling.simulation import Prediction, simulate
 
 __all__ = ["Advice", "Cluster", "advise", "figure", "limits"]
 
-DEPTHS = (1, 2, 4, 8, 16, 64)  # batches in flight that are tried
-MOST_DEPTH = 1024
+DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
+MOST_DEPTH = 4096
 MARGIN = 0.97  # more batches, or more actors, must be worth more than this
 PAYS = math.log2(1.1)  # twice as many nodes must be worth so many doublings: a tenth more steps
 IDLE = 0.02  # a part that is busy for less of the time cannot be in the way

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.checks import number, whole_number
+from shoal.scaling.measured import COSTS
 
 __all__ = ["PARTS", "Costs", "Setup", "StepTime", "bounds", "ceiling", "slowest_block"]
 
@@ -84,8 +85,8 @@ class Costs:
     """What this implementation takes by itself, in seconds, with Ray as its transport.
 
     Of the driver and of an actor only the time counts that cannot overlap: that of the threads that do one thing after
-    the other. What Ray's other threads do meanwhile is in `transport`. Measured by `benchmarks/scaling_model.py`; see
-    docs/scaling.md.
+    the other. What Ray's other threads do meanwhile is in `transport`. The values that
+    `benchmarks/scaling_model.py` has measured (`measured`); see docs/scaling.md.
 
     Attributes:
         batch: of the driver's CPU, for a batch: recv and send.
@@ -96,16 +97,16 @@ class Costs:
         transport: what the transport adds to the network's round trip when there is nothing else to do.
     """
 
-    batch: float = 10e-6
-    message: float = 270e-6
-    large: float = 260e-6
-    lane: float = 0.17e-6
-    byte: float = 0.03e-9
-    host_message: float = 370e-6
-    host_large: float = 340e-6
-    host_lane: float = 0.55e-6
-    host_byte: float = 0.57e-9
-    transport: float = 470e-6
+    batch: float = COSTS["batch"]
+    message: float = COSTS["message"]
+    large: float = COSTS["large"]
+    lane: float = COSTS["lane"]
+    byte: float = COSTS["byte"]
+    host_message: float = COSTS["host_message"]
+    host_large: float = COSTS["host_large"]
+    host_lane: float = COSTS["host_lane"]
+    host_byte: float = COSTS["host_byte"]
+    transport: float = COSTS["transport"]
 
     @classmethod
     def none(cls) -> Costs:

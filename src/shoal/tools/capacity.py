@@ -15,6 +15,7 @@ from rich.text import Text
 from shoal.measurement import time_steps
 from shoal.scaling import Advice, Cluster, StepTime, advise
 from shoal.scaling.advice import figure
+from shoal.scaling.measured import MEASURED_ON
 from shoal.spaces import Kind, flatten
 from shoal.tools import work
 from shoal.tools.errors import UsageError
@@ -185,7 +186,7 @@ def as_json(advice: Advice, facts: EnvFacts) -> str:
         "schema": SCHEMA,
         "env": {"source": facts.source, **step, "obs_bytes": facts.obs_bytes, "action_bytes": facts.action_bytes},
         "cluster": cluster,
-        "costs": asdict(advice.cluster.costs),
+        "costs": {"measured_on": MEASURED_ON, **asdict(advice.cluster.costs)},
         "steps_per_second": now.rate,
         "limit": advice.limit,
         "busy": now.busy,
