@@ -18,10 +18,12 @@ from compiled.envs import CartPole
 from distributed import loopback
 from distributed.kit import history
 from envs import INFO_KINDS, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
-from faults.kit import DeedEnv
+from faults.kit import DeedEnv, eventually
 from shoal import Pool
 from shoal.backends import far
+from shoal.backends.wire import unpack_words
 from shoal.dialects import puffer
+from shoal.native import counters
 
 pytestmark = pytest.mark.timeout(60)
 ZEROS = np.zeros(7, np.int64)
@@ -78,6 +80,7 @@ def test_messages_out_of_order_or_twice_change_nothing(network: str, local: str)
     options = {**LOCAL[local], network: True}
     here = history(env, 7, turns=25, backend="serial")
     assert history(env, 7, turns=25, backend="ray", num_workers=2, backend_options=options) == here
+    assert not any(link.host._early for link in loopback.links), "nothing is kept of what came twice"
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -312,6 +315,43 @@ def test_many_envs_may_take_longer_together_beside_busy_neighbours() -> None:
             steps[batch.env_id] += 1
             pool.send(np.zeros(6, np.int64), batch.env_id)
         assert steps[6] > steps[0]
+
+
+def test_what_an_env_was_doing_is_not_held_against_its_next_step(gate: Path) -> None:
+    with pool_of(functools.partial(GateEnv, gate), 2, 1) as pool:
+        (link,), (worker,) = loopback.links, pool._crew.workers
+        doing = pool._slab.array("stats")[0]
+
+        def hear(words: bytes) -> int:
+            link.deliver(words)
+            worker._stacks.get(timeout=10)  # the office has dealt with it
+            return int(doing[counters.STAT_AT])
+
+        pool.reset(seed=0)
+        pool.send([0, 3])
+        eventually(lambda: unpack_words(link.host.peek())[1] == 2)
+        late = link.host.peek()
+        gate.touch()
+        pool.recv()
+        gate.unlink()
+        pool.send([0, 3])
+        assert hear(late) == 0
+        eventually(lambda: unpack_words(link.host.peek())[1] == 2)
+        assert hear(link.host.peek()) == 2
+        gate.touch()
+        pool.recv()
+
+
+def test_a_host_that_cannot_be_told_something_is_lost_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(data: bytes) -> None:
+        raise OSError("the line is cut")
+
+    with pool_of(num_envs=4, num_workers=2, on_error="restart") as pool:
+        pool.reset(seed=0)
+        monkeypatch.setattr(loopback.links[1], "post", fail)
+        with pytest.raises(shoal.WorkerDied, match=r"worker 1 .* could not be asked: OSError: the line is cut"):
+            pool.call("nonsense", env_ids=[3])
+        assert sorted(pool.step(np.zeros(4, np.int64)).info) == [2, 3]
 
 
 def test_a_hanging_env_is_ended_and_replaced(gate: Path) -> None:

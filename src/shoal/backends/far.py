@@ -223,8 +223,9 @@ class FarWorker(Worker):
         mine = requested[self.start : self.stop]
         new = np.flatnonzero(mine > self._sent)
         if len(new) and not self._gone:
-            self._request(new + self.start, mine[new])
-            self._sent[new] = mine[new]
+            at = run_of(new)
+            self._request(new + self.start, mine[at])
+            self._sent[at] = mine[at]
 
     def _request(self, lanes: Array, sequences: Array) -> None:
         commands, self._commands = self._commands, []
@@ -264,10 +265,10 @@ class FarWorker(Worker):
         now = time.monotonic_ns()
         posted = self._posted_ns.pop(answer.number, now)
         self._count(answer, now - posted)
-        if len(answer.lanes):
+        if len(answer.rows.lanes):
             self._wire.write_answer(answer)
             # The last lane of an env last, as they are here. And nothing after it: who is woken by it needs the GIL.
-            self._core.publish(np.ascontiguousarray(answer.lanes), now)
+            self._core.publish(answer.rows.lanes, now)
 
     def _count(self, answer: Answer, underway_ns: int) -> None:
         """Take the host's counters over. What it counts starts with it, ours with the pool. The way there and back
@@ -279,20 +280,22 @@ class FarWorker(Worker):
             np.add(self._base[name], answer.counters[name], out=row)
         stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
         stats[counters.STAT_WAKE_NS], stats[counters.STAT_PASSES] = waking, passes  # `publish` adds one
-        if count := len(answer.lanes):
+        if count := len(answer.rows.lanes):
             stats[counters.STAT_STEPS] -= count  # which `publish` adds
             rows, base = answer.lane_stats, self._lane_base
             if base is not None:
-                base = base[answer.lanes - self.start]
+                base = base[answer.rows.lanes - self.start]
                 rows = rows + base
                 longest = counters.LANE_LONGEST_NS
                 rows[:, longest] = np.maximum(base[:, longest], answer.lane_stats[:, longest])
-            self._wire.arrays["lane_stats"][run_of(answer.lanes)] = rows
+            self._wire.arrays["lane_stats"][answer.rows.at] = rows
 
-    def _show(self, at: int, age_ns: int, stack: str) -> None:
+    def _show(self, at: int, sequence: int, age_ns: int, stack: str) -> None:
         """Which env the host is busy with, for how long, and what its thread is doing."""
-        if self.waiting:
-            self._rows["stats"][[counters.STAT_SINCE_NS, counters.STAT_AT]] = time.monotonic_ns() - age_ns, at
+        with self._lock:
+            # What was said of an earlier step of that env must not be held against the next.
+            if self.waiting and (at <= 0 or self._wire.arrays["answered"][at - 1] < sequence):
+                self._rows["stats"][[counters.STAT_SINCE_NS, counters.STAT_AT]] = time.monotonic_ns() - age_ns, at
         self._stacks.put(stack)
 
     def lose(self, lost: Lost) -> None:
@@ -416,15 +419,15 @@ class Office:
 
     def tell(self, worker: FarWorker, name: str, command: bytes) -> None:
         """Take a command to a host."""
-        self._events.put((worker.order, name, command))
+        self._events.put((self._try, worker, worker.order, name, command))
 
     def post(self, worker: FarWorker, data: bytes) -> None:
         """Take a whole message to a host."""
-        self._events.put((worker.post, data))
+        self._events.put((self._try, worker, worker.post, data))
 
     def peek(self, worker: FarWorker) -> None:
         """Ask a host what it is doing."""
-        self._events.put((worker.peek,))
+        self._events.put((self._try, worker, worker.peek))
 
     def deliver(self, worker: FarWorker, data: Any) -> None:
         """Something has come from a host, or will never come.
@@ -465,7 +468,7 @@ class Office:
                 if left <= 0:
                     looked, left = time.monotonic(), self._look_every
                     for worker in [one for one in list(self._workers.values()) if one.waiting]:
-                        worker.peek()
+                        self._try(worker, worker.peek)
             try:
                 event = self._events.get(timeout=left)
             except queue.Empty:
@@ -479,10 +482,14 @@ class Office:
 
     def _ask(self, requested: Array) -> None:
         for worker in list(self._workers.values()):
-            try:
-                worker.ask(requested)
-            except Exception as error:
-                self.lose(worker, Lost(f"could not be asked: {type(error).__name__}: {error}"))
+            self._try(worker, worker.ask, requested)
+
+    def _try(self, worker: FarWorker, act: Callable[..., None], *args: Any) -> None:
+        """Tell a host something. Whatever goes wrong with it, the others want this thread."""
+        try:
+            act(*args)
+        except Exception as error:
+            self.lose(worker, Lost(f"could not be asked: {type(error).__name__}: {error}"))
 
     def _take(self, worker: FarWorker, data: Any) -> None:
         try:

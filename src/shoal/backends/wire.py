@@ -2,13 +2,15 @@
 
 A message begins with its kind. REQUEST and ANSWER have the rows of some lanes, field after field, so that a batch of a
 host is one message however many envs it has; everything else is a pickled tuple. Both sides know the fields from the
-spaces, and the rows from the lanes that stand in the message.
+spaces, and the rows from the lanes: neighbours are told by the first of them, others stand in the message.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -19,16 +21,21 @@ from shoal.messages import STATUS_FINAL
 from shoal.native import counters
 from shoal.slab import FRAME_FIELDS, Slab
 
-__all__ = ["ANSWER", "REQUEST", "Answer", "Request", "Wire", "is_words", "pack_words", "unpack_words"]
+__all__ = ["ANSWER", "REQUEST", "Answer", "Request", "Rows", "Wire", "is_words", "pack_words", "unpack_words"]
 
 Array = npt.NDArray[Any]
 
 WORDS, REQUEST, ANSWER = b"w", b"r", b"a"
-HOST_LIVES = "lives"  # words of a host that was asked what it is doing: (this, env or 0, ns since when, stack)
+# Words of a host that was asked what it is doing: (this, env or 0, the number of its request, ns since when, stack).
+HOST_LIVES = "lives"
 COUNTERS = ("stats", "episode_sums", "step_times")  # of a host as a whole
 # What a lane's worker keeps from one request to the next. It travels both ways, so that the pool's slab always has all
 # there is to know of a lane, and a restored snapshot or a new host need nothing else.
-KEPT = {"ended": np.uint8, "run_return": np.float64, "run_length": np.int64}
+KEPT = ("ended", "run_return", "run_length")
+# Kind, number, how many lanes, the first of them, bytes of mail at the end, busy_ns. What follows is aligned.
+HEAD = struct.Struct("<c7x5q")
+SCATTERED = -1  # instead of the first: the lanes are no neighbours, and follow
+MOST_KNOWN = 256  # runs of lanes to keep views of; with partial batches there may be any number
 
 
 def pack_words(*words: Any) -> bytes:
@@ -48,22 +55,59 @@ def unpack_words(data: Any) -> tuple[Any, ...]:
     return words
 
 
+class Rows:
+    """What travels of some lanes, field after field.
+
+    Attributes:
+        lanes: ascending.
+        at: an index of theirs: a slice where they are neighbours.
+        frame: an index of their rows in the frames; None if none of these travel.
+
+    Args:
+        fields: arrays, and by which index each has the lanes' rows.
+        pieces: whether the rows of each field lie side by side. They are then copied as bytes.
+    """
+
+    def __init__(self, lanes: Array, at: Any, frame: Any, fields: Sequence[tuple[Array, Any]], pieces: bool):
+        self.lanes, self.at, self.frame, self._fields = lanes, at, frame, fields
+        self._pieces: list[Any] | None = None
+        if pieces:
+            self._pieces = [memoryview(array[index].reshape(-1).view(np.uint8)) for array, index in fields]
+            stops = list(itertools.accumulate(map(len, self._pieces)))
+            self._places = list(zip(self._pieces, [0, *stops], stops, strict=False))
+
+    def parts(self) -> list[Any]:
+        """What the slab has, as buffers."""
+        if self._pieces is not None:
+            return self._pieces
+        return [np.ascontiguousarray(array[index]) for array, index in self._fields]
+
+    def fill(self, data: memoryview) -> memoryview:
+        """Write what a message has, of which this is the rest from there on, into the slab. Returns what follows."""
+        if self._pieces is None:
+            for array, index in self._fields:
+                data = _put(array, index, data)
+            return data
+        stop = 0
+        for piece, start, stop in self._places:
+            piece[:] = data[start:stop]
+        return data[stop:]
+
+
 class Request(NamedTuple):
     """What lanes are asked.
 
     Attributes:
-        number: counts the messages to one host, from 0: they are taken in this order, however they arrive.
-        sequences: of the lanes' requests; one that the host has seen already is not carried out again.
-        kept: the fields of KEPT, a row for each lane; `actions` are those of the slab.
+        number: counts the messages to one host, from 0: they are taken in this order, however they arrive, and once.
+        sequences: of the lanes' requests.
+        values: to be filled in to the rows.
         commands: what a worker is told beside the slab, (name, ...) each, pickled by value.
     """
 
     number: int
-    lanes: Array
+    rows: Rows
     sequences: Array
-    ops: Array
-    kept: dict[str, Array]
-    actions: dict[str, Array]
+    values: memoryview
     commands: list[bytes]
 
 
@@ -73,17 +117,15 @@ class Answer(NamedTuple):
     Attributes:
         number: that of the request.
         busy_ns: how long the host has had it.
-        rows: a field of the frame each; `finals` has rows for those lanes only whose status says so.
+        values: to be filled in to the rows.
         lane_stats: a row for each lane; `counters` has those of the whole host.
         mail: messages as a worker's side channel has them, each packed on its own.
     """
 
     number: int
     busy_ns: int
-    lanes: Array
-    kept: dict[str, Array]
-    rows: dict[str, Array]
-    finals: dict[str, Array]
+    rows: Rows
+    values: memoryview
     lane_stats: Array
     counters: dict[str, Array]
     mail: list[bytes]
@@ -94,90 +136,116 @@ class Wire:
 
     Args:
         slab: the one on this side; both sides have the same fields, though not as many lanes.
+        shift: by how much the number of a lane is greater in messages than in this slab.
     """
 
-    def __init__(self, slab: Slab):
+    def __init__(self, slab: Slab, shift: int = 0):
         fields = slab.layout.fields
-        # Made once: views cost more than what is copied.
         self.arrays = {name: slab.array(name) for name in fields}
-        self._workers = slab.layout.workers
-        one_piece = "obs_rows" in fields
-        obs = ["obs_rows"] if one_piece else [name for name in fields if name.startswith("obs.")]
-        names = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *obs]
-        self._kept = {name: (np.dtype(dtype), ()) for name, dtype in KEPT.items()}
-        self._actions = {n: (f.dtype, f.shape[1:]) for n, f in fields.items() if n.startswith("action.")}
-        self.rows = {name: (fields[name].dtype, fields[name].shape[2:]) for name in names}
-        self._finals = {n: (f.dtype, f.shape[2:]) for n, f in fields.items() if n.startswith("final.")}
+        self._workers, self._shift = slab.layout.workers, shift
+        obs = ["obs_rows"] if "obs_rows" in fields else [name for name in fields if name.startswith("obs.")]
+        self._asked = ["op", *KEPT, *(name for name in fields if name.startswith("action."))]
+        self._answered = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *obs]
+        self._finals = [name for name in fields if name.startswith("final.")]
         self._counters = {name: (fields[name].dtype, fields[name].shape[1:]) for name in COUNTERS}
+        self._known: dict[Any, Rows] = {}  # views cost more than what is copied
 
     def request(self, number: int, lanes: Array, sequences: Array, commands: Sequence[bytes]) -> bytes:
         """What these lanes of the slab are asked, as a message."""
-        at = run_of(lanes)
+        rows = self._asked_rows(run_of(lanes))
         mail = pickle.dumps(list(commands)) if commands else b""
-        return _joined(REQUEST, (number, len(lanes), len(mail)), [
-            lanes, sequences, self.arrays["op"][at],
-            *(self.arrays[name][at] for name in (*self._kept, *self._actions)),
-            mail,
-        ])  # fmt: skip
+        parts = [np.ascontiguousarray(sequences), *rows.parts(), mail]
+        return b"".join([self._head(REQUEST, number, rows, mail, 0), *parts])
 
     def read_request(self, data: Any) -> Request:
         """What `request` has packed."""
-        reader = _Reader(data, 3)
-        number, count, mail_size = reader.numbers
-        lanes, sequences = reader.take(np.int64, count), reader.take(np.uint64, count)
-        ops = reader.take(np.uint8, count)
-        kept, actions = reader.take_all(self._kept, count), reader.take_all(self._actions, count)
-        mail: list[bytes] = pickle.loads(reader.rest(mail_size)) if mail_size else []
-        return Request(number, lanes, sequences, ops, kept, actions, mail)
+        number, count, at, mail, _, data = self._read_head(data)
+        sequences = np.ndarray(count, np.uint64, data)
+        return Request(number, self._asked_rows(at), sequences, data[sequences.nbytes :], mail)
 
-    def answer(self, number: int, busy_ns: int, lanes: Array, mail: Sequence[bytes], shift: int) -> bytes:
-        """What these lanes of the slab have answered, as a message; `shift` is added to their numbers."""
-        arrays, at = self.arrays, run_of(lanes)
-        slots, frame_at = self.frame_of(lanes, at)
-        ended = (arrays["status"][frame_at] & STATUS_FINAL) != 0 if self._finals else np.zeros(0, np.bool_)
-        finals = [arrays[name][slots[ended], lanes[ended]] for name in self._finals] if ended.any() else []
+    def rows_of(self, lanes: Array) -> Rows:
+        """What these lanes of the slab have answered."""
+        return self._answered_rows(run_of(lanes))
+
+    def answer(self, number: int, busy_ns: int, rows: Rows, mail: Sequence[bytes]) -> bytes:
+        """The same as a message."""
         letters = pickle.dumps(list(mail)) if mail else b""
-        return _joined(ANSWER, (number, len(lanes), len(letters), busy_ns), [
-            lanes + shift, *(arrays[name][at] for name in self._kept), *(arrays[name][frame_at] for name in self.rows),
-            *finals, arrays["lane_stats"][at], *(self._summed(name) for name in COUNTERS),
-            letters,
-        ])  # fmt: skip
+        sums, finals = [self._summed(name) for name in COUNTERS], self._finals_of(rows)
+        parts = [*sums, np.ascontiguousarray(self.arrays["lane_stats"][rows.at]), *rows.parts()]
+        parts += [np.ascontiguousarray(self.arrays[name][index]) for name, index in finals]
+        return b"".join([self._head(ANSWER, number, rows, letters, busy_ns), *parts, letters])
 
     def read_answer(self, data: Any) -> Answer:
         """What `answer` has packed."""
-        reader = _Reader(data, 4)
-        number, count, mail_size, busy_ns = reader.numbers
-        lanes = reader.take(np.int64, count)
-        kept, rows = reader.take_all(self._kept, count), reader.take_all(self.rows, count)
-        ended = int(np.count_nonzero(rows["status"] & STATUS_FINAL)) if self._finals else 0
-        finals = reader.take_all(self._finals, ended) if ended else {}
-        lane_stats = reader.take(np.int64, count, (counters.LANE_STATS,))
-        sums = {name: reader.take(dtype, 1, shape)[0] for name, (dtype, shape) in self._counters.items()}
-        mail = pickle.loads(reader.rest(mail_size)) if mail_size else []
-        return Answer(number, busy_ns, lanes, kept, rows, finals, lane_stats, sums, mail)
+        number, count, at, mail, busy_ns, data = self._read_head(data)
+        sums = {}
+        for name, (dtype, shape) in self._counters.items():
+            sums[name] = np.ndarray(shape, dtype, data)
+            data = data[sums[name].nbytes :]
+        lane_stats = np.ndarray((count, counters.LANE_STATS), np.int64, data)
+        return Answer(number, busy_ns, self._answered_rows(at), data[lane_stats.nbytes :], lane_stats, sums, mail)
 
     def write_answer(self, answer: Answer) -> None:
         """Put it where whoever reads the slab looks for it."""
-        arrays, lanes = self.arrays, answer.lanes
-        at = run_of(lanes)
-        slots, frame_at = self.frame_of(lanes, at)
-        for name, values in answer.kept.items():
-            arrays[name][at] = values
-        for name, values in answer.rows.items():
-            arrays[name][frame_at] = values
-        if answer.finals:
-            ended = (answer.rows["status"] & STATUS_FINAL) != 0
-            for name, values in answer.finals.items():
-                arrays[name][slots[ended], lanes[ended]] = values
-
-    def frame_of(self, lanes: Array, at: Any) -> tuple[Array, Any]:
-        """The slots of these lanes, and an index of their rows in the frames."""
-        slots = self.arrays["slot"][at]
-        return slots, (int(slots[0]), at) if len(lanes) and (slots == slots[0]).all() else (slots, lanes)
+        data = answer.rows.fill(answer.values)
+        for name, index in self._finals_of(answer.rows):
+            data = _put(self.arrays[name], index, data)
 
     def last_rows(self, slot: int, lane: int) -> dict[str, Array]:
         """What a lane has answered in a frame, for a new env that shall repeat it."""
-        return {name: self.arrays[name][slot, lane].copy() for name in self.rows}
+        return {name: self.arrays[name][slot, lane].copy() for name in self._answered}
+
+    def _head(self, kind: bytes, number: int, rows: Rows, mail: bytes, busy_ns: int) -> bytes:
+        run = isinstance(rows.at, slice)
+        first = rows.at.start + self._shift if run else SCATTERED
+        head = HEAD.pack(kind, number, len(rows.lanes), first, len(mail), busy_ns)
+        return head if run else head + (rows.lanes + self._shift).tobytes()
+
+    def _read_head(self, data: Any) -> tuple[int, int, Any, list[bytes], int, memoryview]:
+        """(number, how many lanes, an index of theirs, mail, busy_ns, what follows)."""
+        _, number, count, first, mail_size, busy_ns = HEAD.unpack_from(data)
+        data = memoryview(data)
+        mail: list[bytes] = pickle.loads(data[len(data) - mail_size :]) if mail_size else []
+        data = data[HEAD.size :]
+        if first != SCATTERED:
+            return number, count, slice(first - self._shift, first - self._shift + count), mail, busy_ns, data
+        lanes = np.ndarray(count, np.int64, data) - self._shift
+        return number, count, lanes, mail, busy_ns, data[lanes.nbytes :]
+
+    def _asked_rows(self, at: Any) -> Rows:
+        key = (at.start, at.stop, -1) if isinstance(at, slice) else None
+        known = self._known.get(key)
+        return known or self._made(key, at, None, [(self.arrays[name], at) for name in self._asked])
+
+    def _answered_rows(self, at: Any) -> Rows:
+        slots = self.arrays["slot"][at].tobytes()
+        together = isinstance(at, slice) and slots.count(slots[0]) == len(slots)
+        key = (at.start, at.stop, slots[0]) if together else None
+        if (known := self._known.get(key)) is not None:
+            return known
+        lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
+        frame = (slots[0], at) if together else (self.arrays["slot"][lanes], lanes)
+        fields = [*((name, at) for name in KEPT), *((name, frame) for name in self._answered)]
+        return self._made(key, at, frame, [(self.arrays[name], index) for name, index in fields])
+
+    def _made(self, key: tuple[int, int, int] | None, at: Any, frame: Any, fields: list[tuple[Array, Any]]) -> Rows:
+        lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
+        rows = Rows(lanes, at, frame, fields, pieces=key is not None)
+        if key is not None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = rows
+        return rows
+
+    def _finals_of(self, rows: Rows) -> list[tuple[str, Any]]:
+        """The fields of last observations, with an index of the rows that have one: their status says so."""
+        if not self._finals:
+            return []
+        ended = (self.arrays["status"][rows.frame] & STATUS_FINAL) != 0
+        if not ended.any():
+            return []
+        lanes = rows.lanes[ended]
+        return [(name, (self.arrays["slot"][lanes], lanes)) for name in self._finals]
 
     def _summed(self, name: str) -> Array:
         """The counters of all workers of a slab together; a host is busy when its workers are, on average."""
@@ -196,26 +264,8 @@ def run_of(lanes: Array) -> Any:
     return lanes
 
 
-def _joined(kind: bytes, numbers: Sequence[int], parts: Sequence[Any]) -> bytes:
-    head = kind + np.array(numbers, np.int64).tobytes()
-    pieces: list[Any] = [part if isinstance(part, bytes) else np.ascontiguousarray(part) for part in parts]
-    return b"".join([head, *pieces])
-
-
-class _Reader:
-    """Takes a message apart from its beginning; arrays are views of it."""
-
-    def __init__(self, data: Any, numbers: int):
-        self._data, self._at = data, 1
-        self.numbers: list[int] = self.take(np.int64, numbers).tolist()
-
-    def take(self, dtype: Any, count: int, shape: tuple[int, ...] = ()) -> Array:
-        found: Array = np.ndarray((count, *shape), dtype, self._data, self._at)
-        self._at += found.nbytes
-        return found
-
-    def take_all(self, fields: Mapping[str, tuple[Any, tuple[int, ...]]], count: int) -> dict[str, Array]:
-        return {name: self.take(dtype, count, shape) for name, (dtype, shape) in fields.items()}
-
-    def rest(self, size: int) -> Any:
-        return memoryview(self._data)[self._at : self._at + size]
+def _put(array: Array, index: Any, data: memoryview) -> memoryview:
+    """Write rows from the beginning of a message's rest into an array; what follows."""
+    rows = array[index]
+    array[index] = np.ndarray(rows.shape, rows.dtype, data)
+    return data[rows.nbytes :]

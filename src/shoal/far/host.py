@@ -27,7 +27,7 @@ from shoal.adapters.gymnasium import install_registry
 from shoal.backends.base import Worker
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.mail import pack
-from shoal.backends.wire import HOST_LIVES, Request, Wire, is_words, pack_words, run_of, unpack_words
+from shoal.backends.wire import HOST_LIVES, Request, Wire, is_words, pack_words, unpack_words
 from shoal.backends.worker_main import dumps_summary
 from shoal.crew import Crew
 from shoal.deadline import NEVER, Deadline
@@ -42,6 +42,7 @@ from shoal.spaces import flatten
 __all__ = ["Host"]
 
 Array = npt.NDArray[Any]
+ONE = np.uint64(1)
 CLOSE_TIMEOUT = 5.0  # seconds for the envs' close, until worker processes are forced
 
 
@@ -116,17 +117,19 @@ class Host:
 
     def peek(self) -> bytes:
         """What the envs are doing: the one that is at it for the longest time, and the Python stack."""
-        at, age_ns, stack = 0, 0, ""
+        at, sequence, age_ns, stack = 0, 0, 0, ""
         if self._slab is not None:
+            requested = self._slab.array("requested").copy()  # before the rest: not that of a later request
             now = time.monotonic_ns()
             for row in self._slab.array("stats").copy():
                 doing, since = int(row[native.STAT_AT]), int(row[native.STAT_SINCE_NS])
                 if doing and now - since > age_ns:
                     at, age_ns = doing + (self._shift if doing > 0 else -self._shift), now - since
+                    sequence = int(requested[abs(doing) - 1])
         frame = sys._current_frames().get(self._thread or -1)
         if frame is not None:
             stack = "".join(traceback.format_stack(frame)[-8:]).rstrip()
-        return pack_words(HOST_LIVES, at, age_ns, stack)
+        return pack_words(HOST_LIVES, at, sequence, age_ns, stack)
 
     def _die(self, error: Exception) -> None:
         """A worker process of ours is gone, or nothing can be made of a message: so is the block, for the pool."""
@@ -190,9 +193,10 @@ class Host:
         except ShoalError as error:
             self._answers.append(pack_words("failed", error))
             return
-        self._slab, self._wire, self._spin_ns = slab, Wire(slab), spin_ns
+        self._slab, self._wire, self._spin_ns = slab, Wire(slab, self._shift), spin_ns
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._state, self._status, self._slot = slab.array("pending"), slab.array("status"), slab.array("slot")
+        self._ops = slab.array("op")
         self._owner = self._crew.owner_of_lanes()
         self._lanes: Any = native.Lanes(slab, self._state, self._owner, *self._crew.bells(), None, 0)
         self._out, self._job_of = np.zeros(stop, np.int64), np.zeros(stop, np.int64)
@@ -202,46 +206,50 @@ class Host:
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def _on_request(self, request: Request) -> None:
+        if request.number < self._next:
+            return  # it came twice
         self._early[request.number] = request
         while (following := self._early.pop(self._next, None)) is not None:
             self._next += 1
             self._begin(following)
 
     def _begin(self, request: Request) -> None:
-        assert self._slab is not None
-        lanes = request.lanes - self._shift
-        new: Any = request.sequences > self._requested[lanes]  # all of them, unless a message came twice
-        if new.all():
-            new = slice(None)  # which copies nothing
-        lanes = lanes[new]
+        lanes, at = request.rows.lanes, request.rows.at
         job = self._jobs[request.number] = _Job(request.number, lanes, len(lanes), time.monotonic_ns())
         for command in request.commands:
             self._obey(job, *cloudpickle.loads(command))
-        if job.left:
-            at = run_of(job.lanes)
-            for name, rows in (request.kept | request.actions).items():
-                self._wire.arrays[name][at] = rows[new]
-            # One less, since posting them moves them on: so they are the numbers by which the pool knows the answers.
-            self._requested[at] = self._answered[at] = request.sequences[new] - np.uint64(1)
-            self._job_of[at] = job.number
-            ops = request.ops[new]
-            for op in sorted(set(ops.tolist())):
-                self._lanes.post(np.ascontiguousarray(lanes[ops == op]), op)
-        else:
+        if not job.left:
             self._finish(job)
+            return
+        request.rows.fill(request.values)
+        # One less, since posting them moves them on: so they are the numbers by which the pool knows the answers.
+        self._requested[at] = self._answered[at] = request.sequences - ONE
+        self._job_of[at] = job.number
+        ops = self._ops[at].tobytes()
+        if ops.count(ops[0]) == len(ops):
+            self._lanes.post(lanes, ops[0])
+            return
+        for op in sorted(set(ops)):
+            self._lanes.post(np.ascontiguousarray(lanes[np.frombuffer(ops, np.uint8) == op]), op)
 
     def _collect(self, deadline: Deadline) -> None:
         """Wait for lanes, until a message can be answered, somebody wakes us or the deadline is over."""
         assert self._crew is not None
         run = None if self._crew.inline is None else self._crew.inline.run
         while not self._answers:
-            count, *_ = self._lanes.collect(1, None, deadline.at_ns, self._spin_ns, self._out, run)
+            first = next(iter(self._jobs.values()))
+            whole = len(self._jobs) == 1 and first.left == len(first.lanes)  # nothing else can become ready
+            wanted, need = (first.lanes, first.left) if whole else (None, 1)
+            count, *_ = self._lanes.collect(need, wanted, deadline.at_ns, self._spin_ns, self._out, run)
             if count == native.COLLECT_ALARM:
                 self._lanes.heard()
                 for worker in self._crew.dead():
                     raise worker.death()
                 return
             if count < 0:
+                return
+            if whole:
+                self._finish(first)
                 return
             more = np.flatnonzero((self._state != 0) & (self._answered == self._requested))
             self._state[more] = 0
@@ -254,17 +262,15 @@ class Host:
                     self._finish(job)
 
     def _finish(self, job: _Job) -> None:
-        assert self._slab is not None
         del self._jobs[job.number]
-        _, frame_at = self._wire.frame_of(job.lanes, run_of(job.lanes))
-        noted = job.lanes[(self._status[frame_at] & STATUS_NOTE) != 0]
-        notes: list[Note] = []
-        for lane in noted.tolist():
-            note = self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER)
-            notes.append(note._replace(lane=lane + self._shift))
+        rows = self._wire.rows_of(job.lanes)
+        status, notes = self._status[rows.frame], list[Note]()
+        if any(status.tobytes()):
+            for lane in job.lanes[(status & STATUS_NOTE) != 0].tolist():
+                note = self._worker(lane).take_note(lane, int(self._requested[lane]), NEVER)
+                notes.append(note._replace(lane=lane + self._shift))
         letters = [pack(notes), *job.letters] if notes else job.letters
-        busy_ns = time.monotonic_ns() - job.since_ns
-        self._answers.append(self._wire.answer(job.number, busy_ns, job.lanes, letters, self._shift))
+        self._answers.append(self._wire.answer(job.number, time.monotonic_ns() - job.since_ns, rows, letters))
 
     def _worker(self, lane: int) -> Worker:
         assert self._crew is not None

@@ -202,7 +202,7 @@ class Server:
             tag for tag, since in list(self._given_up.items()) if tag in self._hosts and now - since > HUNG_PATIENCE
         ]
         if hung:
-            at, _, stack = unpack_words(self._hosts[hung[0]].peek())[1:]
+            at, _, _, stack = unpack_words(self._hosts[hung[0]].peek())[1:]
             env = f"env {abs(at) - 1}" if at else "an env"
             sys.stderr.write(
                 f"shoal: rank 0 has given up {env}, which does not return; it cannot be ended but with its rank (on "
