@@ -28,7 +28,7 @@ from shoal import native
 from shoal.backends.base import Worker
 from shoal.backends.inline import SilentBell
 from shoal.backends.mail import unpack
-from shoal.backends.wire import COUNTERS, HOST_LIVES, Answer, Wire, is_words, pack_words, run_of, unpack_words
+from shoal.backends.wire import COUNTERS, HOST_LIVES, Rows, Wire, is_words, pack_words, run_of, unpack_words
 from shoal.deadline import Deadline
 from shoal.errors import ShoalError, WorkerDied
 from shoal.messages import Order, StepperConfig, Summary
@@ -152,13 +152,15 @@ class FarWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._slab, self._wire = slab, Wire(slab)
+        self._slab, self._wire = slab, Wire(slab, self.index)
         mine = slice(self.start, self.stop)
         self._sent = slab.array("requested")[mine].copy()
         self._rows = {name: slab.array(name)[self.index] for name in COUNTERS}
+        self._stats = memoryview(self._rows["stats"])
+        # Of an earlier host, if there was one. What a host counts starts with it, ours with the pool.
         self._base = {name: row.copy() for name, row in self._rows.items()}
-        lanes = slab.array("lane_stats")[mine].copy()
-        self._lane_base = lanes if lanes.any() else None  # an earlier host's
+        self._lane_base = slab.array("lane_stats")[mine].copy()
+        self._is_first = not self._base["stats"].any()
         self._core = native.Block(
             slab, self.index, self.start, self.stop, 0, False, twin.ACTION_CALL, (),
             [None] * (self.stop - self.start), None, (None,) * 6, pool_bell, self.bell,
@@ -221,16 +223,19 @@ class FarWorker(Worker):
     def ask(self, requested: Array) -> None:
         """Send what lanes are asked that the host has not heard of, by the sequence numbers of all lanes."""
         mine = requested[self.start : self.stop]
-        new = np.flatnonzero(mine > self._sent)
-        if len(new) and not self._gone:
-            at = run_of(new)
-            self._request(new + self.start, mine[at])
-            self._sent[at] = mine[at]
+        new = mine > self._sent
+        if self._gone or not (count := np.count_nonzero(new)):
+            return
+        if count == len(mine):
+            self._request(slice(self.start, self.stop), mine)
+        else:
+            self._request(run_of(np.flatnonzero(new) + self.start), mine[new])
+        np.copyto(self._sent, mine, where=new)
 
-    def _request(self, lanes: Array, sequences: Array) -> None:
+    def _request(self, at: Any, sequences: Array) -> None:
         commands, self._commands = self._commands, []
         self._posted_ns[self._number] = time.monotonic_ns()
-        self.post(self._wire.request(self._number, lanes, sequences, commands))
+        self.post(self._wire.request(self._number, at, sequences, commands))
         self._number += 1
 
     def post(self, data: bytes) -> None:
@@ -262,33 +267,31 @@ class FarWorker(Worker):
         answer = self._wire.read_answer(data)
         for letter in answer.mail:
             self._outbox.put(unpack(letter))
-        now = time.monotonic_ns()
-        posted = self._posted_ns.pop(answer.number, now)
-        self._count(answer, now - posted)
-        if len(answer.rows.lanes):
-            self._wire.write_answer(answer)
+        now, stats, count = time.monotonic_ns(), self._stats, len(answer.rows.lanes)
+        # The way there and back counts as the time that it takes to wake a worker, and a message as one pass, whoever
+        # steps its lanes there.
+        underway_ns = now - self._posted_ns.pop(answer.number, now)
+        waking = stats[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
+        passes = stats[counters.STAT_PASSES]
+        self._wire.write_answer(answer)
+        if not self._is_first:
+            self._add_base(answer.rows)
+        stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
+        stats[counters.STAT_WAKE_NS], stats[counters.STAT_PASSES] = waking, passes
+        if count:
+            stats[counters.STAT_STEPS] -= count  # which `publish` adds, as it does a pass
             # The last lane of an env last, as they are here. And nothing after it: who is woken by it needs the GIL.
             self._core.publish(answer.rows.lanes, now)
 
-    def _count(self, answer: Answer, underway_ns: int) -> None:
-        """Take the host's counters over. What it counts starts with it, ours with the pool. The way there and back
-        counts as the time that it takes to wake a worker, and a message as one pass, whoever steps its lanes there."""
-        stats = self._rows["stats"]
-        waking = stats[counters.STAT_WAKE_NS] + max(0, underway_ns - answer.busy_ns)
-        passes = stats[counters.STAT_PASSES]
+    def _add_base(self, rows: Rows) -> None:
+        """Add what earlier hosts have counted to what this one has."""
         for name, row in self._rows.items():
-            np.add(self._base[name], answer.counters[name], out=row)
-        stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
-        stats[counters.STAT_WAKE_NS], stats[counters.STAT_PASSES] = waking, passes  # `publish` adds one
-        if count := len(answer.rows.lanes):
-            stats[counters.STAT_STEPS] -= count  # which `publish` adds
-            rows, base = answer.lane_stats, self._lane_base
-            if base is not None:
-                base = base[answer.rows.lanes - self.start]
-                rows = rows + base
-                longest = counters.LANE_LONGEST_NS
-                rows[:, longest] = np.maximum(base[:, longest], answer.lane_stats[:, longest])
-            self._wire.arrays["lane_stats"][answer.rows.at] = rows
+            row += self._base[name]
+        base, lane_stats = self._lane_base[rows.lanes - self.start], self._wire.arrays["lane_stats"]
+        found, longest = lane_stats[rows.at].copy(), counters.LANE_LONGEST_NS
+        together = found + base
+        together[:, longest] = np.maximum(found[:, longest], base[:, longest])
+        lane_stats[rows.at] = together
 
     def _show(self, at: int, sequence: int, age_ns: int, stack: str) -> None:
         """Which env the host is busy with, for how long, and what its thread is doing."""

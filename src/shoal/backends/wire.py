@@ -117,8 +117,7 @@ class Answer(NamedTuple):
     Attributes:
         number: that of the request.
         busy_ns: how long the host has had it.
-        values: to be filled in to the rows.
-        lane_stats: a row for each lane; `counters` has those of the whole host.
+        values: to be filled in to the rows, of which the first are the counters of the whole host.
         mail: messages as a worker's side channel has them, each packed on its own.
     """
 
@@ -126,8 +125,6 @@ class Answer(NamedTuple):
     busy_ns: int
     rows: Rows
     values: memoryview
-    lane_stats: Array
-    counters: dict[str, Array]
     mail: list[bytes]
 
 
@@ -136,26 +133,27 @@ class Wire:
 
     Args:
         slab: the one on this side; both sides have the same fields, though not as many lanes.
+        worker: the one of the slab whose counters travel; None for those of all workers together.
         shift: by how much the number of a lane is greater in messages than in this slab.
     """
 
-    def __init__(self, slab: Slab, shift: int = 0):
+    def __init__(self, slab: Slab, worker: int | None, shift: int = 0):
         fields = slab.layout.fields
         self.arrays = {name: slab.array(name) for name in fields}
-        self._workers, self._shift = slab.layout.workers, shift
+        self._shift = shift
         obs = ["obs_rows"] if "obs_rows" in fields else [name for name in fields if name.startswith("obs.")]
         self._asked = ["op", *KEPT, *(name for name in fields if name.startswith("action."))]
         self._answered = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *obs]
         self._finals = [name for name in fields if name.startswith("final.")]
-        self._counters = {name: (fields[name].dtype, fields[name].shape[1:]) for name in COUNTERS}
+        self._sums = {name: np.zeros_like(self.arrays[name][:1]) for name in COUNTERS} if worker is None else {}
+        self._counters = [(self._sums.get(name, self.arrays[name]), worker or 0) for name in COUNTERS]
         self._known: dict[Any, Rows] = {}  # views cost more than what is copied
 
-    def request(self, number: int, lanes: Array, sequences: Array, commands: Sequence[bytes]) -> bytes:
-        """What these lanes of the slab are asked, as a message."""
-        rows = self._asked_rows(run_of(lanes))
+    def request(self, number: int, at: Any, sequences: Array, commands: Sequence[bytes]) -> bytes:
+        """What lanes of the slab are asked, as a message; `at` as `run_of` has it."""
+        rows = self._asked_rows(at)
         mail = pickle.dumps(list(commands)) if commands else b""
-        parts = [np.ascontiguousarray(sequences), *rows.parts(), mail]
-        return b"".join([self._head(REQUEST, number, rows, mail, 0), *parts])
+        return b"".join([self._head(REQUEST, number, rows, mail, 0), sequences.tobytes(), *rows.parts(), mail])
 
     def read_request(self, data: Any) -> Request:
         """What `request` has packed."""
@@ -163,27 +161,18 @@ class Wire:
         sequences = np.ndarray(count, np.uint64, data)
         return Request(number, self._asked_rows(at), sequences, data[sequences.nbytes :], mail)
 
-    def rows_of(self, lanes: Array) -> Rows:
-        """What these lanes of the slab have answered."""
-        return self._answered_rows(run_of(lanes))
-
     def answer(self, number: int, busy_ns: int, rows: Rows, mail: Sequence[bytes]) -> bytes:
-        """The same as a message."""
+        """What lanes of the slab have answered, as a message."""
         letters = pickle.dumps(list(mail)) if mail else b""
-        sums, finals = [self._summed(name) for name in COUNTERS], self._finals_of(rows)
-        parts = [*sums, np.ascontiguousarray(self.arrays["lane_stats"][rows.at]), *rows.parts()]
-        parts += [np.ascontiguousarray(self.arrays[name][index]) for name, index in finals]
+        if self._sums:
+            self._sum_up()
+        parts = rows.parts() + [np.ascontiguousarray(self.arrays[name][index]) for name, index in self._finals_of(rows)]
         return b"".join([self._head(ANSWER, number, rows, letters, busy_ns), *parts, letters])
 
     def read_answer(self, data: Any) -> Answer:
         """What `answer` has packed."""
-        number, count, at, mail, busy_ns, data = self._read_head(data)
-        sums = {}
-        for name, (dtype, shape) in self._counters.items():
-            sums[name] = np.ndarray(shape, dtype, data)
-            data = data[sums[name].nbytes :]
-        lane_stats = np.ndarray((count, counters.LANE_STATS), np.int64, data)
-        return Answer(number, busy_ns, self._answered_rows(at), data[lane_stats.nbytes :], lane_stats, sums, mail)
+        number, _, at, mail, busy_ns, values = self._read_head(data)
+        return Answer(number, busy_ns, self.answered_rows(at), values, mail)
 
     def write_answer(self, answer: Answer) -> None:
         """Put it where whoever reads the slab looks for it."""
@@ -217,7 +206,8 @@ class Wire:
         known = self._known.get(key)
         return known or self._made(key, at, None, [(self.arrays[name], at) for name in self._asked])
 
-    def _answered_rows(self, at: Any) -> Rows:
+    def answered_rows(self, at: Any) -> Rows:
+        """What lanes of the slab have answered; `at` as `run_of` has it."""
         slots = self.arrays["slot"][at].tobytes()
         together = isinstance(at, slice) and slots.count(slots[0]) == len(slots)
         key = (at.start, at.stop, slots[0]) if together else None
@@ -225,8 +215,8 @@ class Wire:
             return known
         lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
         frame = (slots[0], at) if together else (self.arrays["slot"][lanes], lanes)
-        fields = [*((name, at) for name in KEPT), *((name, frame) for name in self._answered)]
-        return self._made(key, at, frame, [(self.arrays[name], index) for name, index in fields])
+        fields = [*((name, at) for name in ("lane_stats", *KEPT)), *((name, frame) for name in self._answered)]
+        return self._made(key, at, frame, self._counters + [(self.arrays[name], index) for name, index in fields])
 
     def _made(self, key: tuple[int, int, int] | None, at: Any, frame: Any, fields: list[tuple[Array, Any]]) -> Rows:
         lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
@@ -247,14 +237,11 @@ class Wire:
         lanes = rows.lanes[ended]
         return [(name, (self.arrays["slot"][lanes], lanes)) for name in self._finals]
 
-    def _summed(self, name: str) -> Array:
+    def _sum_up(self) -> None:
         """The counters of all workers of a slab together; a host is busy when its workers are, on average."""
-        if self._workers == 1:
-            return self.arrays[name][0]  # type: ignore[no-any-return]
-        found: Array = self.arrays[name].sum(axis=0)
-        if name == "stats":
-            found[[counters.STAT_BUSY_NS, counters.STAT_RESET_NS]] //= self._workers
-        return found
+        for name, total in self._sums.items():
+            self.arrays[name].sum(axis=0, out=total[0])
+        self._sums["stats"][0, [counters.STAT_BUSY_NS, counters.STAT_RESET_NS]] //= len(self.arrays["stats"])
 
 
 def run_of(lanes: Array) -> Any:

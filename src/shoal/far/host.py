@@ -52,6 +52,7 @@ class _Job:
 
     number: int
     lanes: Array
+    at: Any  # an index of theirs
     left: int
     since_ns: int
     letters: list[bytes] = field(default_factory=list)
@@ -193,7 +194,8 @@ class Host:
         except ShoalError as error:
             self._answers.append(pack_words("failed", error))
             return
-        self._slab, self._wire, self._spin_ns = slab, Wire(slab, self._shift), spin_ns
+        self._slab, self._spin_ns = slab, spin_ns
+        self._wire = Wire(slab, 0 if len(self._crew.workers) == 1 else None, self._shift)
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._state, self._status, self._slot = slab.array("pending"), slab.array("status"), slab.array("slot")
         self._ops = slab.array("op")
@@ -215,7 +217,7 @@ class Host:
 
     def _begin(self, request: Request) -> None:
         lanes, at = request.rows.lanes, request.rows.at
-        job = self._jobs[request.number] = _Job(request.number, lanes, len(lanes), time.monotonic_ns())
+        job = self._jobs[request.number] = _Job(request.number, lanes, at, len(lanes), time.monotonic_ns())
         for command in request.commands:
             self._obey(job, *cloudpickle.loads(command))
         if not job.left:
@@ -263,7 +265,7 @@ class Host:
 
     def _finish(self, job: _Job) -> None:
         del self._jobs[job.number]
-        rows = self._wire.rows_of(job.lanes)
+        rows = self._wire.answered_rows(job.at)
         status, notes = self._status[rows.frame], list[Note]()
         if any(status.tobytes()):
             for lane in job.lanes[(status & STATUS_NOTE) != 0].tolist():
