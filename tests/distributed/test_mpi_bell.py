@@ -35,6 +35,17 @@ def test_who_is_rung_for_wakes_up(tower: BellTower) -> None:
     server.sleep(0.01)  # nobody rings
 
 
+def test_each_ring_ends_one_sleep(tower: BellTower) -> None:
+    homes = {0: HERE, 1: HERE, 2: HERE}
+    driver, server = Bell(tower, 0, homes), Bell(tower, 1, homes)
+    for _ in range(3):
+        driver.ring(1)
+    assert [server.sleep(LONG), server.sleep(LONG)] == [True, True]
+    driver.ring(1)
+    assert server.rings() == 2
+    assert not server.sleep(0.01)
+
+
 def test_ranks_of_other_machines_are_not_reached(tower: BellTower) -> None:
     homes = {0: HERE, 1: HERE, 2: THERE}
     driver, server = Bell(tower, 0, homes), Bell(tower, 2, homes)
@@ -50,7 +61,8 @@ def test_a_system_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bell = Bell(BellTower.build(HERE, 2), 1, {0: HERE, 1: HERE})
     assert not bell.reaches(0)
     bell.ring(0)
-    bell.sleep(0.01)
+    assert bell.rings() == 0
+    assert not bell.sleep(0.01)
 
 
 def test_an_owner_that_cannot_be_seen(tower: BellTower) -> None:

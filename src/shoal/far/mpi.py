@@ -256,7 +256,7 @@ class Driver:
         assert self._mail is not None
         pace, next_watch = Pace(self._bell, list(self.peers)), 0.0
         while not self._over:
-            messages = self._mail.take()
+            messages = self._mail.take(pace.heard())
             for rank, tag, data in messages:
                 link = self._links.get((rank, tag))
                 if link is not None:
@@ -267,10 +267,15 @@ class Driver:
                 self._watch()
             if messages:
                 pace.came()
-            elif self._mail.busy:
+            self._mail.let_go()
+            if messages and not pace.woken:
+                continue  # more may follow
+            if self._mail.busy:
                 pace.wait(hurry=True)
             elif any(link.posted > link.answered for link in list(self._links.values())):
                 pace.wait()
+            elif pace.woken:
+                pace.rest(WATCH_EVERY)
             elif self._work.wait(WATCH_EVERY):
                 self._work.clear()
                 pace.restart()

@@ -57,14 +57,16 @@ class Bell:
     """
 
     def __init__(self, tower: BellTower, rank: int, homes: dict[int, Home]):
-        self._first, self._rank = 0, rank
+        self._first, self._rank, self.homes = 0, rank, homes
         self._near = {other for other, home in homes.items() if home == tower.home == homes[rank]}
-        self._libc = _libc()
+        self._libc, self._limit = _libc(), _Timespec()
         with contextlib.suppress(OSError, AttributeError):
             if tower.owner is not None and rank in self._near:
                 self._memory, self._first = _address(tower)
         if not self._first:
             self._near = set()
+        self._semaphores = {near: ctypes.c_void_p(self._first + ROOM * near) for near in self._near}
+        self._until = ctypes.byref(self._limit)
 
     def reaches(self, rank: int) -> bool:
         """Whether that rank and this one wake each other."""
@@ -73,20 +75,26 @@ class Bell:
     def ring(self, rank: int) -> None:
         """Wake a rank, or keep it from falling asleep."""
         if rank in self._near:
-            self._libc.sem_post(self._semaphore(rank))
+            self._libc.sem_post(self._semaphores[rank])
 
-    def sleep(self, seconds: float) -> None:
-        """Until somebody rings, or has rung since the last time."""
+    def sleep(self, seconds: float) -> bool:
+        """Until somebody rings, or has rung since the last time: whether so. For one thread.
+
+        Each ring ends one sleep. So whoever takes a message after each misses none.
+        """
         if not self._near:
             time.sleep(seconds)
-            return
-        until = time.time() + seconds  # by the clock that sem_timedwait knows
-        whole = int(until)
-        limit = _Timespec(whole, int((until - whole) * 1e9))
-        self._libc.sem_timedwait(self._semaphore(self._rank), ctypes.byref(limit))
+            return False
+        # By the clock that sem_timedwait knows.
+        self._limit.seconds, self._limit.nanoseconds = divmod(time.time_ns() + int(seconds * 1e9), 1_000_000_000)
+        return bool(self._libc.sem_timedwait(self._semaphores[self._rank], self._until) == 0)
 
-    def _semaphore(self, rank: int) -> ctypes.c_void_p:
-        return ctypes.c_void_p(self._first + ROOM * rank)
+    def rings(self) -> int:
+        """How many there were that have ended no sleep; they will not."""
+        count = 0
+        while self._near and self._libc.sem_trywait(self._semaphores[self._rank]) == 0:
+            count += 1
+        return count
 
 
 def _address(tower: BellTower) -> tuple[mmap.mmap, int]:

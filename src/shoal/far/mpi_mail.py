@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import itertools
 import os
 import platform
 import threading
@@ -49,10 +50,14 @@ class Pace:
     Args:
         bell: what wakes this rank; with it nothing need be looked for so often.
         awaited: the ranks whose messages are waited for.
+
+    Attributes:
+        woken: whether all of them ring, so that nothing need be looked for before.
     """
 
     def __init__(self, bell: Bell | None = None, awaited: Sequence[int] = ()) -> None:
-        self._bell, self._woken = bell, bell is not None and all(bell.reaches(rank) for rank in awaited)
+        self._bell, self.woken = bell, bell is not None and all(bell.reaches(rank) for rank in awaited)
+        self._rung = False
         self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
         self._sleep_exactly()
         self.restart()
@@ -69,10 +74,16 @@ class Pace:
             self._waits.append(now - self._since)
         self._since, self._soon, self._first = now, 0.0, False
 
+    def heard(self) -> int | None:
+        """How many rings there were by the end of the last wait: so many messages are there. None: nobody knows."""
+        rings = 0 if self._bell is None else self._bell.rings()
+        rung, self._rung = self._rung, False
+        return 1 + rings if rung else None
+
     @property
     def sleep(self) -> float:
         """Seconds until the next look; 0 to look at once."""
-        if self._woken:
+        if self.woken:
             return LONGEST
         waited = time.perf_counter() - self._since
         if waited < self._soon and not self._slept:
@@ -91,11 +102,16 @@ class Pace:
             waited = time.perf_counter() - self._since
             seconds = 0.0 if waited < SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
         if seconds > 0 and self._bell is not None:
-            self._bell.sleep(seconds)
+            self._rung = self._bell.sleep(seconds) and self.woken and not hurry
         elif seconds > 0:
             time.sleep(seconds)
         else:
             os.sched_yield()
+
+    def rest(self, seconds: float) -> None:
+        """Until somebody rings; nothing is expected."""
+        assert self._bell is not None
+        self._rung = self._bell.sleep(seconds)
 
     @staticmethod
     def _sleep_exactly() -> None:
@@ -120,16 +136,20 @@ class Mailbox:
         self._comm, self._bell, self._mpi = comm, bell, _mpi()
         self._tag = self._mpi.ANY_TAG if tag is None else tag
         self._status = self._mpi.Status()
+        self._all_ring = bell is not None and all(bell.reaches(rank) for rank in bell.homes)
         self._lock = threading.Lock()
-        self._leaving: list[
-            tuple[Any, Any]
-        ] = []  # requests of MPI's, with the bytes that must stay until they are done
+        # Requests of MPI's, with the bytes that must stay until they are done.
+        self._leaving: list[tuple[Any, Any]] = []
         self._coming: list[tuple[int, int, Any, Any]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether a message is on its way in or out, which it is only while somebody calls `take`."""
-        return bool(self._leaving or self._coming)
+        """Whether a message is on its way in or out, which it is only while somebody calls `take` and `let_go`.
+
+        One that goes out to a rank that rings is none of it: Open MPI calls none but the smallest ones sent until they
+        are received, and who needs us to receive one rings.
+        """
+        return bool(self._coming or (self._leaving and not self._all_ring))
 
     def post(self, rank: int, tag: int, data: Any) -> None:
         """Send a message."""
@@ -139,16 +159,22 @@ class Mailbox:
         with self._lock:
             self._leaving.append((request, data))
 
-    def take(self) -> list[tuple[int, int, Any]]:
-        """What has arrived: (rank, tag, bytes) each."""
-        while (message := self._look()) is not None:
+    def take(self, most: int | None = None) -> list[tuple[int, int, Any]]:
+        """What has arrived: (rank, tag, bytes) each. Looks for so many messages at most, as each look costs."""
+        for _ in itertools.count() if most is None else range(most):
+            message = self._look()
+            if message is None:
+                break
             data = np.empty(self._status.Get_count(self._mpi.BYTE), np.uint8)
             request = message.Irecv([data, self._mpi.BYTE])
             self._coming.append((self._status.Get_source(), self._status.Get_tag(), request, data))
+        return self._arrived() if self._coming else []
+
+    def let_go(self) -> None:
+        """Forget the messages that are sent. For `take`'s thread, when it has nothing better to do."""
         if self._leaving:
             with self._lock:
                 self._leaving = [one for one in self._leaving if not one[0].Test()]
-        return self._arrived() if self._coming else []
 
     def _look(self) -> Any:
         """The next message, if there is one. Open MPI's probe first looks and then takes in what has come."""
@@ -161,6 +187,8 @@ class Mailbox:
         for one in self._coming:
             rank, tag, request, data = one
             if rank in late or not request.Test():
+                if rank not in late and self._bell is not None:
+                    self._bell.ring(rank)  # it may have to send the rest
                 late.add(rank)
                 coming.append(one)
             else:
@@ -172,8 +200,7 @@ class Mailbox:
         """Have everything sent, or give up."""
         pace, until = Pace(), time.monotonic() + seconds
         while self._leaving and time.monotonic() < until:
-            with self._lock:
-                self._leaving = [one for one in self._leaving if not one[0].Test()]
+            self.let_go()
             pace.wait()
 
 

@@ -116,7 +116,7 @@ class Server:
         pace = Pace(self._bell, [0])
         try:
             while not self._over:
-                messages = self._mail.take()
+                messages = self._mail.take(pace.heard())
                 for _, tag, data in messages:
                     self._take(tag, data)
                 if self._given_up:
@@ -126,7 +126,8 @@ class Server:
                 stepped, waited = self._step(pace)
                 if stepped:
                     pace.restart()
-                elif not messages and not waited:
+                self._mail.let_go()
+                if not waited and (pace.woken or not (messages or stepped)):
                     pace.wait(hurry=self._mail.busy)
         finally:
             self._over = True
@@ -188,6 +189,7 @@ class Server:
         mail = Mailbox(self._comm, URGENT, self._bell)
         while not self._over:
             time.sleep(ATTEND_EVERY)
+            mail.let_go()
             for _, _, data in mail.take():
                 name, tag = unpack_words(data)
                 if name == "peek":
