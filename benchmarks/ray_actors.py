@@ -1,8 +1,9 @@
 """Shoal's Ray backend against tianshou's RayVectorEnv, PufferLib's Ray and Shoal's own processes, on one local cluster.
 
 Everybody lives in this process, with actors of its own on the same cluster, and steps when it is its turn, so that a
-busy machine hits all alike; medians of the rounds, quartiles in brackets, ratios within each round. Ray's workers have
-a niceness of 15, unless RAY_worker_niceness says otherwise: whatever else runs on the machine goes first.
+busy machine hits all alike; medians of the rounds, quartiles in brackets, ratios within each round. Actors have the
+niceness of this process, as local processes have, unless RAY_worker_niceness says otherwise: Ray's own default of 15
+leaves them next to nothing of a machine where others compute.
 
 - throughput: 64 CartPoles on 2 actors, PufferLib's with 2 actors, tianshou's with an actor for each env (16 of them)
 - start: until 2 actors with 32 envs each have answered their first reset, Ray being up
@@ -19,6 +20,7 @@ import argparse
 import functools
 import importlib.util
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -239,6 +241,7 @@ def main() -> None:
     options = parser.parse_args()
     import ray  # not before somebody has read the help
 
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # As many CPUs as tianshou's actors ask for: Ray would wait for more of them for ever.
     ray.init(num_cpus=options.tianshou + 4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     found = [one for part in options.parts for one in PARTS[part](options)]

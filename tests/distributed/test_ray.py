@@ -369,6 +369,25 @@ def test_a_script_without_a_cluster_starts_and_ends_its_own() -> None:
     assert done.stdout == "(4, 4) ray with 1 worker: as asked for\n"
 
 
+def test_actors_of_a_cluster_of_ours_are_no_nicer_than_we_are() -> None:
+    """Beside anything else that computes, Ray's default of 15 would leave them next to nothing."""
+    done = run_script(
+        """
+        import os, gymnasium, shoal
+
+        class Env(gymnasium.Wrapper):
+            def niceness(self):
+                return os.nice(0)
+
+        make = lambda: Env(gymnasium.make("CartPole-v1"))
+        with shoal.Pool(make, 2, backend="ray", num_workers=1, backend_options={"address": "local"}) as pool:
+            print(pool.call("niceness") == [os.nice(0)] * 2, "RAY_worker_niceness" in os.environ)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True False\n"
+
+
 def test_wrong_addresses_are_refused() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))

@@ -7,13 +7,14 @@ network's time is hidden.
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from typing import Any
@@ -225,8 +226,9 @@ class _Cluster:
                 raise StartError(f'backend_options: address={address!r} is neither "host:port", "auto" nor "local"')
             _check_address(address)
         try:
-            ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
-                     logging_level="ERROR", configure_logging=False)  # fmt: skip
+            with _nobody_nice():
+                ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
+                         logging_level="ERROR", configure_logging=False)  # fmt: skip
         except Exception as error:
             if isinstance(error, ConnectionError) and address == "auto":
                 raise StartError(
@@ -239,6 +241,20 @@ class _Cluster:
 
 
 _cluster = _Cluster()
+
+
+@contextlib.contextmanager
+def _nobody_nice() -> Iterator[None]:
+    """Actors of a cluster that is started meanwhile have the niceness of this process. Ray would make it 15: whatever
+    else computes here, a learner say, would leave next to nothing to envs that do."""
+    name = "RAY_worker_niceness"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "0")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
 
 
 def _check_address(address: str) -> None:
