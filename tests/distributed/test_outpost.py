@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from faults.kit import eventually
 from shoal import Pool
 from shoal.backends import far
 from shoal.backends.far import Deliver
-from shoal.far import ray
+from shoal.far import ray, ray_lane
 from shoal.far.host import Host
 from shoal.far.ray import Outpost, RayOptions
 
@@ -29,10 +28,8 @@ class Link:
     swap = False
 
     def __init__(self, index: int, deliver: Deliver):
-        self._outpost = Outpost.__new__(Outpost)  # its constructor asks Ray where it is
-        self._outpost._host = Host(f"post {index}")
-        self._outpost._inbox, self._outpost._lock = queue.SimpleQueue(), threading.Lock()
-        self._outpost._thread = None
+        self._outpost = Outpost(Host(f"post {index}"))
+        threading.Thread(target=self._outpost.work, daemon=True).start()
         self._deliver, self._calls = deliver, ThreadPoolExecutor(8)
         self._held: list[bytes] = []
 
@@ -74,7 +71,7 @@ class Calls:
         pass
 
 
-@pytest.mark.parametrize("local", ["threads", "processes"])
+@pytest.mark.parametrize("local", ["serial", "threads", "processes"])
 def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(far.FAR, "ray", (__name__, "Calls"))
     with Pool(CountEnv, 4, backend="ray", batch_size=2, backend_options={"local_backend": local}) as pool:
@@ -89,6 +86,28 @@ def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch
             assert sorted(np.concatenate([batch.env_id for batch in batches]).tolist()) == [0, 1, 2, 3]
             assert {step for batch in batches for step in batch.obs[:, 2].tolist()} == {turn}
         monkeypatch.setattr(Link, "swap", False)
+
+
+def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(ray_lane.time, "perf_counter", lambda: now)
+    pace = ray_lane.Pace()
+    for _ in range(ray_lane.MEMORY):
+        pace.restart()
+        now += 0.005
+        pace.came()
+    pace.restart()
+    assert pace.sleep == ray_lane.SELDOM, "the last waits were longer"
+    now += 0.0035
+    assert pace.sleep == pytest.approx(0.001)
+    now += 0.00101
+    assert pace.sleep == 0.0, "about now"
+    now += 0.001
+    assert pace.sleep == pytest.approx(0.0001, rel=0.1), "a tenth of the time for which it is late"
+    now += 60.0
+    assert pace.sleep == ray_lane.LONGEST
+    pace.came()
+    assert pace.sleep == 0.0, "others may follow at once"
 
 
 NONSENSE: dict[str, Any] = {

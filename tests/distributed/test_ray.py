@@ -80,6 +80,58 @@ def test_images_through_the_object_store() -> None:
     assert history(env, 5, turns=15, backend="ray", num_workers=2, autoreset="same_step") == here
 
 
+def links(pool: Pool) -> tuple[Any, Any]:
+    """To the actor on this node, and to the one elsewhere."""
+    here = ray.get_runtime_context().get_node_id()[:8]
+    mine, others = sorted(pool._crew.workers, key=lambda worker: here not in worker.node)
+    assert here in mine.node
+    assert here not in others.node
+    return mine._link, others._link  # type: ignore[attr-defined]
+
+
+def test_small_messages_of_this_node_need_no_call() -> None:
+    with pool_of(backend_options={"placement": "STRICT_SPREAD"}) as pool:
+        pool.reset(seed=0)
+        mine, others = links(pool)
+        eventually(lambda: mine._there)
+        for _ in range(10):
+            pool.step(ZEROS)
+        assert mine._sent == mine._heard >= 10
+        assert others._sent == 0
+
+
+def test_answers_that_are_too_large_for_the_short_way_are_fetched() -> None:
+    env = functools.partial(SpaceEnv, IMAGE, spaces.Discrete(3))
+    spread = {"placement": "STRICT_SPREAD"}
+    with pool_of(env, 6, backend_options=spread) as pool, Pool(env, 6, backend="serial") as other:
+        mine, _ = links(pool)
+        eventually(lambda: mine._there)
+        assert (pool.reset(seed=0).obs == other.reset(seed=0).obs).all()
+        assert mine._there is None, "those that follow are calls at once"
+        assert mine._sent == 1
+        for _ in range(5):
+            assert (pool.step(ZEROS).obs == other.step(ZEROS).obs).all()
+
+
+@pytest.mark.parametrize("local", ["serial", "threads"])
+def test_both_ways_at_a_time(local: str) -> None:
+    """More messages than have room on the short way: the others are calls, and each lane has its results in order."""
+    options = {"local_backend": local, "num_cpus": 1, "local_workers": 2}
+    with pool_of(CountEnv, 12, 1, batch_size=1, autoreset="disabled", backend_options=options) as pool:
+        pool.async_reset(seed=0)
+        steps = np.full(12, -1)
+        for _ in range(400):
+            batch = pool.recv(timeout=30)
+            lane = int(batch.env_id[0])
+            steps[lane] += 1
+            assert batch.obs[0, 2] == steps[lane]
+            if batch.done[0]:
+                steps[lane] = -1
+                pool.async_reset([lane])
+            else:
+                pool.send([0], batch.env_id)
+
+
 def test_actors_with_processes_of_their_own() -> None:
     env = functools.partial(CountEnv, length=5)
     options = {"num_cpus": 2}
