@@ -15,9 +15,11 @@ from faults.kit import eventually
 from shoal import Pool
 from shoal.backends import far
 from shoal.backends.far import Deliver
+from shoal.far import pace as pace_of
 from shoal.far import ray, ray_lane
 from shoal.far.host import Host
-from shoal.far.ray import Outpost, RayOptions
+from shoal.far.ray import RayOptions
+from shoal.far.ray_outpost import Outpost
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -90,14 +92,14 @@ def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch
 
 def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(ray_lane.time, "perf_counter", lambda: now)
-    pace = ray_lane.Pace()
-    for _ in range(ray_lane.MEMORY):
+    monkeypatch.setattr(pace_of.time, "perf_counter", lambda: now)
+    pace = ray_lane.looks()
+    for _ in range(pace_of.MEMORY):
         pace.restart()
         now += 0.005
         pace.came()
     pace.restart()
-    assert pace.sleep == ray_lane.SELDOM, "the last waits were longer"
+    assert pace.sleep == pace_of.SELDOM, "the last waits were longer"
     now += 0.0035
     assert pace.sleep == pytest.approx(0.001)
     now += 0.00101
@@ -105,7 +107,7 @@ def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pyte
     now += 0.001
     assert pace.sleep == pytest.approx(0.0001, rel=0.1), "a tenth of the time for which it is late"
     now += 60.0
-    assert pace.sleep == ray_lane.LONGEST
+    assert pace.sleep == pace.longest
     pace.came()
     assert pace.sleep == 0.0, "others may follow at once"
 

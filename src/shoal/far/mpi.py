@@ -31,7 +31,7 @@ from shoal.backends.wire import pack_words
 from shoal.checks import check_choice, check_names, positive_number, whole_number
 from shoal.errors import StartError, WorkerDied
 from shoal.far.mpi_bell import Bell, BellTower
-from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome, new_tag
+from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, MpiPace, Peer, Welcome, new_tag
 from shoal.far.mpi_start import MEET_TIMEOUT, join
 from shoal.rows import BATCHED
 
@@ -187,7 +187,7 @@ class Driver:
         """Wait until all ranks serve, the first time. Raises StartError if some do not."""
         if self.peers:
             return
-        mail, pace, until = Mailbox(self._given, HELLO), Pace(), time.monotonic() + seconds
+        mail, pace, until = Mailbox(self._given, HELLO), MpiPace(), time.monotonic() + seconds
         found: dict[int, Peer] = {}
         everybody = set(range(1, self._given.Get_size()))
         while missing := sorted(everybody - set(found)):
@@ -254,7 +254,7 @@ class Driver:
 
     def _main(self) -> None:
         assert self._mail is not None
-        pace, next_watch = Pace(self._bell, list(self.peers)), 0.0
+        pace, next_watch = MpiPace(self._bell, list(self.peers)), 0.0
         while not self._over:
             messages = self._mail.take(pace.heard())
             for rank, tag, data in messages:

@@ -1,13 +1,10 @@
 """Messages between MPI ranks that nobody waits for inside of MPI, since MPI waits by spinning.
 
-Both sides of backend="mpi" look for messages, and between two looks give up their core: see Pace.
+Both sides of backend="mpi" look for messages, and between two looks give up their core: see MpiPace.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import ctypes
 import itertools
 import os
 import platform
@@ -22,8 +19,9 @@ import numpy as np
 from shoal import procs
 from shoal.cores import usable_cores
 from shoal.far.mpi_bell import Bell, BellTower
+from shoal.far.pace import Pace, pause
 
-__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "Pace", "Peer", "Welcome", "new_tag"]
+__all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "MpiPace", "Peer", "Welcome", "new_tag"]
 
 # Tags of the messages on the caller's own communicator, by which the ranks meet.
 HELLO, WELCOME = 4711, 4712
@@ -32,20 +30,14 @@ HELLO, WELCOME = 4711, 4712
 ORDERS, URGENT, FIRST_HOST = 0, 1, 2
 LEAST_TAG = 32767  # which every MPI has
 
-SPIN = 300e-6  # seconds of looking again and again, for which the core is lent to whoever wants it
-SOON = 0.6  # of the shortest of the last waits: so long nothing is expected
-MEMORY = 8  # waits
-SHARE = 0.1  # of the time that one has waited already, to sleep until the next look
-SHORTEST, LONGEST = 20e-6, 2e-3  # seconds of such a sleep
-PR_SET_TIMERSLACK = 29
+# See Pace.
+SOON = 0.6
+SPIN = 300e-6  # seconds
+LONGEST = 2e-3  # seconds
 
 
-class Pace:
-    """How often to look for messages. For one thread.
-
-    First a sleep for as long as none has come in the last waits either; then many looks, as waking up costs more than
-    what is waited for, if envs are cheap; then ever fewer. So a long wait takes a tenth longer than it must, and a rank
-    that waits has its core for others. What else comes after the first message tells nothing of the next wait.
+class MpiPace(Pace):
+    """How often to look for messages of other ranks.
 
     Args:
         bell: what wakes this rank; with it nothing need be looked for so often.
@@ -56,23 +48,9 @@ class Pace:
     """
 
     def __init__(self, bell: Bell | None = None, awaited: Sequence[int] = ()) -> None:
+        super().__init__(SOON, SPIN, LONGEST)
         self._bell, self.woken = bell, bell is not None and all(bell.reaches(rank) for rank in awaited)
         self._rung = False
-        self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
-        self._sleep_exactly()
-        self.restart()
-
-    def restart(self) -> None:
-        """A wait begins."""
-        self._since, self._soon = time.perf_counter(), SOON * min(self._waits)
-        self._first, self._slept = True, False
-
-    def came(self) -> None:
-        """Something has come; more may follow."""
-        now = time.perf_counter()
-        if self._first:
-            self._waits.append(now - self._since)
-        self._since, self._soon, self._first = now, 0.0, False
 
     def heard(self) -> int | None:
         """How many rings there were by the end of the last wait: so many messages are there. None: nobody knows."""
@@ -83,13 +61,7 @@ class Pace:
     @property
     def sleep(self) -> float:
         """Seconds until the next look; 0 to look at once."""
-        if self.woken:
-            return LONGEST
-        waited = time.perf_counter() - self._since
-        if waited < self._soon and not self._slept:
-            self._slept = True
-            return min(self._soon - waited, LONGEST)
-        return 0.0 if waited < self._soon + SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
+        return LONGEST if self.woken else super().sleep
 
     def wait(self, hurry: bool = False) -> None:
         """Until the next look.
@@ -97,27 +69,16 @@ class Pace:
         Args:
             hurry: a message is on its way in or out. Large ones go in several pieces, and only while both sides look.
         """
-        seconds = self.sleep
-        if hurry:
-            waited = time.perf_counter() - self._since
-            seconds = 0.0 if waited < SPIN else min(max(waited * SHARE, SHORTEST), LONGEST)
+        seconds = self._after(time.perf_counter() - self._since) if hurry else self.sleep
         if seconds > 0 and self._bell is not None:
             self._rung = self._bell.sleep(seconds) and self.woken and not hurry
-        elif seconds > 0:
-            time.sleep(seconds)
         else:
-            os.sched_yield()
+            pause(seconds)
 
     def rest(self, seconds: float) -> None:
         """Until somebody rings; nothing is expected."""
         assert self._bell is not None
         self._rung = self._bell.sleep(seconds)
-
-    @staticmethod
-    def _sleep_exactly() -> None:
-        """Linux lets threads sleep 50 us longer than they want, unless they say otherwise."""
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 class Mailbox:
@@ -198,7 +159,7 @@ class Mailbox:
 
     def flush(self, seconds: float) -> None:
         """Have everything sent, or give up."""
-        pace, until = Pace(), time.monotonic() + seconds
+        pace, until = MpiPace(), time.monotonic() + seconds
         while self._leaving and time.monotonic() < until:
             self.let_go()
             pace.wait()

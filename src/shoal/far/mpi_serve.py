@@ -18,7 +18,7 @@ from shoal.errors import StartError
 from shoal.far.host import Host
 from shoal.far.mpi import driver_of
 from shoal.far.mpi_bell import Bell
-from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, Pace, Peer, Welcome
+from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, MpiPace, Peer, Welcome
 from shoal.far.mpi_start import MEET_TIMEOUT, join
 from shoal.ranks import MpiRanks, current, told_by_launcher
 
@@ -85,7 +85,7 @@ def _leave_later(number: int, frame: Any) -> None:
 
 def _await_welcome(mail: Mailbox, rank: int) -> Welcome | None:
     """What rank 0 says; None if it wants nothing."""
-    pace, silent_since = Pace(), time.monotonic()
+    pace, silent_since = MpiPace(), time.monotonic()
     while True:
         for _, _, data in mail.take():
             welcome: Welcome | None = pickle.loads(data)
@@ -113,7 +113,7 @@ class Server:
     def run(self) -> None:
         """Until rank 0 says so."""
         threading.Thread(target=self._attend, name="shoal-attend", daemon=True).start()
-        pace = Pace(self._bell, [0])
+        pace = MpiPace(self._bell, [0])
         try:
             while not self._over:
                 messages = self._mail.take(pace.heard())
@@ -144,7 +144,7 @@ class Server:
             name, *words = unpack_words(data)
             getattr(self, f"_on_{name}")(*words)
 
-    def _step(self, pace: Pace) -> tuple[bool, bool]:
+    def _step(self, pace: MpiPace) -> tuple[bool, bool]:
         """Have all hosts go on: whether something was answered, and whether somebody has waited for it."""
         busy = [(tag, host) for tag, host in self._hosts.items() if not host.idle]
         stepped = waited = False

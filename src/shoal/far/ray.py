@@ -10,27 +10,20 @@ import collections
 import contextlib
 import math
 import os
-import pickle
-import queue
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
-from shoal.backends.far import Deliver, Lost, Transport
+from shoal.backends.far import Deliver, Transport
 from shoal.checks import check_choice, check_names, number, positive_number, whole_number
-from shoal.deadline import NEVER, Deadline
 from shoal.errors import StartError
 from shoal.extras import install
 from shoal.far.delay import DelayedTransport
-from shoal.far.host import Host
-from shoal.far.ray_lane import SLOT, SLOTS, Pace, Ring, make_ring
+from shoal.far.ray_link import Listener, RayLink
+from shoal.far.ray_outpost import Outpost
 from shoal.rows import BATCHED
 
 __all__ = ["RayOptions", "RayTransport"]
@@ -40,11 +33,7 @@ LOCAL_BACKENDS = ("serial", "threads", "processes", *BATCHED)
 ROOM_PATIENCE = 5.0  # seconds until what a closed pool has given back must be free again, as far as the cluster knows
 REACH_TIMEOUT = 3.0  # seconds for a cluster's address to be answered at
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # answered by any gRPC server
-BY_BUFFER = 1 << 16  # bytes from which a message travels beside the pickle, without a copy
-TOO_LARGE = b""  # in the place of answers that must be fetched by a call
 MOST_CALLS = 32  # of one actor at a time
-SWITCH_INTERVAL = 500e-6  # seconds for which an env that computes keeps those from the interpreter who bring messages
-SHORTEST_LOOK = 50e-6  # seconds of a wait for local workers, until the next look for messages
 
 
 @dataclass(frozen=True)
@@ -120,118 +109,6 @@ def _ray() -> Any:
     except ImportError as error:
         raise StartError(f'backend="ray" needs Ray, which is not installed: {install("ray")}') from error
     return ray
-
-
-class Outpost:
-    """What an actor is: a host, and whoever brings it messages. They come as arguments of `serve`, whose results are
-    the answers, or by the short way.
-
-    Args:
-        host: one for tests.
-    """
-
-    def __init__(self, host: Host | None = None) -> None:
-        if host is None:
-            host = Host(_here())
-            sys.setswitchinterval(SWITCH_INTERVAL)
-        self._host = host
-        self._inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
-        self._there: Ring | None = None
-        self._back: Ring | None = None
-        self._large: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
-
-    # ---- calls: each has a thread of Ray's ---------------------------------------------------------------------
-
-    def serve(self, data: Any) -> list[Any]:
-        """Take a message: an answer, of this or another one."""
-        answers: Future[list[bytes]] = Future()
-        self._inbox.put((data, answers.set_result))
-        if not self._host.takes_turns:
-            self._host.wake()
-        return _light(answers.result())
-
-    def fetch(self) -> list[Any]:
-        """Answers that are too large for the short way."""
-        return _light(self._large.get())
-
-    def alive(self, node: str) -> Ring | None:
-        """Returns once there is an actor: the short way back to the caller's node, if there is one."""
-        ray = _ray()
-        self._back = make_ring(ray, ray.get_runtime_context().current_actor, node)
-        return self._back
-
-    def listen(self, there: Ring) -> None:
-        """From now on messages may come by the short way too."""
-        self._there = there
-        self._inbox.put(None)
-
-    def peek(self) -> bytes:
-        """What the envs are doing, asked while they are at it."""
-        return self._host.peek()
-
-    # ---- the thread that steps ---------------------------------------------------------------------------------
-
-    def work(self) -> None:
-        """Take messages and have them answered, for as long as there is an actor. Envs are built and stepped in this
-        one thread, or by workers of their own, and messages come and go meanwhile."""
-        pace = Pace()
-        waiting: list[Callable[[list[bytes]], None]] = []
-        while True:
-            if self._host.idle or not self._host.takes_turns:
-                while (letter := self._next(pace)) is not None:
-                    pace.came()
-                    data, reply = letter
-                    waiting.append(reply)
-                    self._host.admit(data)  # one that comes too early waits with the others: each has one answer
-                    if self._host.takes_turns:
-                        break
-            if not self._host.idle:
-                look = not self._host.takes_turns and self._there is not None
-                for answer in self._host.poll(Deadline.after(max(pace.sleep, SHORTEST_LOOK)) if look else NEVER):
-                    waiting.pop(0)([answer])
-                    pace.restart()
-
-    def _next(self, pace: Pace) -> _Letter | None:
-        """The next message, and who wants its answer. Waits for it, for a while, where there is nothing else to do."""
-        with contextlib.suppress(queue.Empty):
-            return self._inbox.get_nowait()
-        if self._there is None:
-            return self._inbox.get() if self._host.idle else None
-        data = self._there.take()
-        if data is not None:
-            return data, self._send
-        if self._host.idle:
-            seconds = pace.sleep
-            if seconds > 0:
-                with contextlib.suppress(queue.Empty):
-                    return self._inbox.get(timeout=seconds)
-            else:
-                os.sched_yield()
-        return None
-
-    def _send(self, answers: list[bytes]) -> None:
-        """Answer by the short way."""
-        assert self._back is not None
-        data = pickle.dumps(answers)
-        if len(data) > SLOT:
-            self._large.put(answers)
-            data = TOO_LARGE
-        if not self._back.put(data):
-            raise RuntimeError("nobody takes its answers")
-
-
-_Letter = tuple[Any, Callable[[list[bytes]], None]]
-
-
-def _here() -> str:
-    ray = _ray()
-    node = ray.get_runtime_context().get_node_id()
-    return f"{ray.util.get_node_ip_address()} ({node[:8]})"
-
-
-def _light(answers: list[bytes]) -> list[Any]:
-    """Large ones as arrays, which Ray neither copies nor pickles."""
-    return [np.frombuffer(one, np.uint8) if len(one) >= BY_BUFFER else one for one in answers]
 
 
 class _Cluster:
@@ -471,189 +348,3 @@ class RayTransport:
 
             remove_placement_group(self._group)
         _cluster.leave(self._cluster_address)
-
-
-class Listener:
-    """The thread that looks for answers that come by the short way. It starts with the first link that has one."""
-
-    def __init__(self) -> None:
-        self._new: queue.SimpleQueue[RayLink] = queue.SimpleQueue()
-        self._links: list[RayLink] = []
-        self._work = threading.Event()
-        self._over = False
-        self._thread: threading.Thread | None = None
-
-    def welcome(self, link: RayLink) -> None:
-        """Open its way there."""
-        self._new.put(link)
-        self.wake()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._main, name="shoal-listener", daemon=True)
-            self._thread.start()
-
-    def wake(self) -> None:
-        """Something was sent."""
-        self._work.set()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._over = True
-        self.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
-
-    def _main(self) -> None:
-        pace = Pace()
-        while not self._over:
-            while not self._new.empty():
-                link = self._new.get()
-                link.open()
-                self._links.append(link)
-            if sum(link.look() for link in self._links):  # all of them
-                pace.came()
-            elif any(link.underway for link in self._links):
-                if (seconds := pace.sleep) > 0:
-                    time.sleep(seconds)
-                else:
-                    os.sched_yield()
-            else:
-                self._links = [link for link in self._links if not link.killed]
-                self._work.wait()
-                self._work.clear()
-                pace.restart()
-
-
-class RayLink:
-    """One actor."""
-
-    def __init__(self, ray: Any, actor: Any, deliver: Deliver, place_timeout: float, listener: Listener):
-        self._ray, self._actor, self._deliver, self._listener = ray, actor, deliver, listener
-        self._serve = actor.serve.options(concurrency_group="mail")
-        self.killed = False
-        self._there: Ring | None = None
-        self._back: Ring | None = None
-        self._sent = self._heard = 0
-        self._placed = threading.Timer(place_timeout, self._give_up, (place_timeout,))
-        self._placed.daemon = True
-        self._placed.start()
-        node = ray.get_runtime_context().get_node_id()
-        alive = actor.alive.options(concurrency_group="control").remote(node)
-        alive.future().add_done_callback(self._came_up)
-        self._call(actor.work)  # ends with the actor, of which we hear
-
-    def _came_up(self, future: Future[Ring | None]) -> None:
-        """In a thread of Ray's own, where Ray must not be asked for anything."""
-        self._placed.cancel()
-        if future.exception() is None and future.result() is not None:
-            self._back = future.result()
-            self._listener.welcome(self)
-
-    # ---- the short way -----------------------------------------------------------------------------------------
-
-    @property
-    def underway(self) -> int:
-        """Messages that have gone by the short way and are not answered."""
-        return 0 if self.killed else self._sent - self._heard
-
-    def open(self) -> None:
-        """Make the short way there."""
-        try:
-            there = make_ring(self._ray, self._actor, self._ray.get_runtime_context().get_node_id())
-            if there is not None:
-                self._actor.listen.options(concurrency_group="control").remote(there)
-                self._there = there
-        except Exception:
-            return  # Ray was shut down
-
-    def look(self) -> bool:
-        """Deliver an answer, if one has come: whether it has."""
-        if self._back is None or not self.underway:
-            return False
-        try:
-            data = self._back.take()
-        except Exception as error:  # Ray is gone
-            self._heard, self._there = self._sent, None
-            self._deliver(Lost(_story(error)))
-            return False
-        if data is None:
-            return False
-        self._heard += 1
-        if data == TOO_LARGE:
-            self._there = None  # as will be those that follow
-            self._call(self._actor.fetch.options(concurrency_group="control"))
-        else:
-            for answer in pickle.loads(data):
-                self._deliver(answer)
-        return True
-
-    # ---- messages ----------------------------------------------------------------------------------------------
-
-    def post(self, data: bytes) -> None:
-        """See Link."""
-        there = self._there
-        if there is not None and len(data) <= SLOT and self.underway < SLOTS:
-            self._sent += 1  # before the listener can have an answer
-            if there.put(data):
-                self._listener.wake()
-                return
-            self._sent, self._there = self._sent - 1, None
-        argument = np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data
-        self._call(self._serve, argument)
-
-    def peek(self) -> None:
-        """See Link."""
-        self._call(self._actor.peek.options(concurrency_group="control"))
-
-    def _call(self, method: Any, *args: Any) -> None:
-        try:
-            method.remote(*args).future().add_done_callback(self._answered)
-        except Exception as error:  # Ray was shut down under our feet, say
-            self._deliver(Lost(_story(error)))
-
-    def _answered(self, future: Future[Any]) -> None:
-        """In a thread of Ray's own: hand over, and return."""
-        if self.killed:
-            return
-        error = future.exception()
-        if error is not None:
-            self._deliver(Lost(_story(error)))
-            return
-        result = future.result()
-        for answer in result if isinstance(result, list) else [result]:
-            self._deliver(answer)
-
-    def _give_up(self, seconds: float) -> None:
-        self.kill()
-        self._deliver(Lost(f"was not started by Ray within place_timeout={seconds:g} s"))
-
-    def kill(self) -> None:
-        """See Link."""
-        self._placed.cancel()
-        if not self.killed:
-            self.killed = True
-            try:
-                self._ray.kill(self._actor, no_restart=True)
-            except Exception:
-                return  # it is gone, or Ray is
-            finally:
-                self._listener.wake()
-
-
-def _story(error: BaseException) -> str:
-    """Why an actor does not answer, to go on after its name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines)
-    if "node has died" in text or "node died" in text or "NODE_DIED" in text:
-        return "died with its node"
-    if "running low on memory" in text:
-        return "was ended by Ray because its node ran out of memory: use fewer envs, or larger nodes"
-    if type(error).__name__ == "ActorUnavailableError":
-        return "cannot be reached any more: its node, or the way there, is gone"
-    if "connection error code 2" in text or "died unexpectedly" in text:
-        return (
-            "has ended without a word: somebody has killed it, the system for want of memory perhaps, native code of "
-            "an env crashed, or an env has called os._exit"
-        )
-    details = [line for line in lines if "exit detail" in line or "exit type" in line or "killed" in line]
-    found = " ".join(details) or (lines[0] if lines else "Ray gives no reason")
-    return f"is gone: {type(error).__name__}: {found[:400]}"

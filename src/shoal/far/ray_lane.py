@@ -1,33 +1,31 @@
 """A short way between processes of one node: small messages in shared memory, by the channels of Ray's compiled graphs.
 
 A call takes Ray about a millisecond; a message that is written here is found within a tenth of that. Ray's own `read`
-spins for as long as there is nothing, so both sides look without waiting, and give up their core in between: see Pace.
+spins for as long as there is nothing, so both sides look without waiting, and give up their core in between (Pace).
 Calls remain for everything else: other nodes, large messages, the start and the end.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import ctypes
 import sys
-import time
 from typing import Any
 
-__all__ = ["SLOT", "SLOTS", "Pace", "Ring", "make_ring"]
+from shoal.far.pace import Pace
+
+__all__ = ["SLOT", "SLOTS", "TOO_LARGE", "Ring", "looks", "make_ring"]
 
 SLOT = 1 << 15  # bytes of the largest message that goes this way
+TOO_LARGE = b""  # in the place of answers that must be fetched by a call
 SLOTS = 4  # messages that may be under way
 MOST = 256  # rings that a process makes: Ray keeps the memory of each for as long as it is connected
 PATIENCE = 1.0  # seconds for a slot that must be free already, in case that a reader was killed in the middle of a read
-SOON = 0.9  # of the shortest of the last waits: so long nothing is expected
-MEMORY = 8  # waits
-SPIN = 100e-6  # seconds of looking again and again after that, for which the core is lent to whoever wants it
-SHARE = 0.1  # of the time for which something has been expected, to sleep until the next look
-SHORTEST, LONGEST = 20e-6, 20e-3  # seconds of such a sleep
-SELDOM = 2e-3  # seconds between two looks while nothing is expected
-PR_SET_TIMERSLACK = 29
 _made: collections.Counter[str] = collections.Counter()  # by cluster
+
+
+def looks() -> Pace:
+    """How often to look for messages."""
+    return Pace(soon=0.9, spin=100e-6, longest=20e-3)
 
 
 def make_ring(ray: Any, reader: Any, node: str) -> Ring | None:
@@ -79,36 +77,3 @@ class Ring:
             return None
         self._next = (self._next + 1) % SLOTS
         return data
-
-
-class Pace:
-    """How often to look for messages. For one thread, which begins the first wait when it makes this.
-
-    Seldom for as long as none has come in the last waits either; then all the time, as it is about to come; then
-    ever more seldom again. So who waits has the core for others, and a wait hardly takes longer than it must.
-    """
-
-    def __init__(self) -> None:
-        self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
-        with contextlib.suppress(OSError, AttributeError):  # Linux lets threads sleep 50 us longer than they want
-            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-        self.restart()
-
-    def restart(self) -> None:
-        """A wait begins."""
-        self._since, self._soon, self._first = time.perf_counter(), SOON * min(self._waits), True
-
-    def came(self) -> None:
-        """Something has come. More may follow at once, which tells nothing of the next wait."""
-        now = time.perf_counter()
-        if self._first:
-            self._waits.append(now - self._since)
-        self._since, self._soon, self._first = now, 0.0, False
-
-    @property
-    def sleep(self) -> float:
-        """Seconds until the next look; 0 to look again at once."""
-        late = time.perf_counter() - self._since - self._soon
-        if late < 0:
-            return min(-late, SELDOM)
-        return 0.0 if late < SPIN else min(max(late * SHARE, SHORTEST), LONGEST)
