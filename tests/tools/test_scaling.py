@@ -203,12 +203,12 @@ def test_bytes_beside_observations_are_those_of_the_wire() -> None:
     obs, action = gymnasium.spaces.Box(0, 255, (7,), np.uint8), gymnasium.spaces.Discrete(2)
     slab = Slab.create(Layout.plan(flatten(obs), flatten(action), 12, 2, 1), shared=False)
     try:
-        wire = Wire(slab)
+        wire = Wire(slab, 0)
         sizes = {}
         for count in (4, 12):
             lanes = np.arange(count)
             request = wire.request(0, lanes, lanes.astype(np.uint64), [])
-            sizes[count] = len(request), len(wire.answer(0, 0, lanes, [], 0))
+            sizes[count] = len(request), len(wire.answer(0, 0, wire.answered_rows(lanes), []))
     finally:
         slab.close()
     per_lane = [(sizes[12][way] - sizes[4][way]) / 8 for way in (0, 1)]

@@ -27,8 +27,8 @@ Times = npt.NDArray[np.float64]
 PARTS = ("envs", "stragglers", "latency", "driver", "driver's link", "nodes' links", "policy")
 
 # Bytes that travel beside observation and action (backends/wire.py).
-REQUEST_LANE, REQUEST_MESSAGE = 34, 25
-ANSWER_LANE, ANSWER_MESSAGE = 77, 1249
+REQUEST_LANE, REQUEST_MESSAGE = 34, 48
+ANSWER_LANE, ANSWER_MESSAGE = 77, 1264
 LARGE = 1 << 16  # bytes from which a message goes by Ray's object store (far/ray_outpost.py)
 MOST_LANES = 2**24
 LONGEST = 1e9  # seconds, of anything
