@@ -243,7 +243,8 @@ def main() -> None:
 
     os.environ.setdefault("RAY_worker_niceness", "0")
     # As many CPUs as tianshou's actors ask for: Ray would wait for more of them for ever.
-    ray.init(num_cpus=options.tianshou + 4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", num_cpus=options.tianshou + 4, include_dashboard=False, log_to_driver=False,
+             logging_level="ERROR")  # fmt: skip
     found = [one for part in options.parts for one in PARTS[part](options)]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "ray_actors.json").write_text(json.dumps(found, indent=1))
