@@ -25,6 +25,7 @@ from faults.kit import alive, eventually
 from shoal import Pool
 from shoal.dialects import puffer
 from shoal.extras import install
+from shoal.far.bell import BellTower
 from shoal.far.ray import _Cluster
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')
@@ -89,11 +90,15 @@ def links(pool: Pool) -> tuple[Any, Any]:
     return mine._link, others._link  # type: ignore[attr-defined]
 
 
-def test_small_messages_of_this_node_need_no_call() -> None:
+@pytest.mark.parametrize("bells", [True, False])
+def test_small_messages_of_this_node_need_no_call(bells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not bells:  # as where the system has none: both sides look for messages
+        monkeypatch.setattr(BellTower, "build", lambda home, ranks: BellTower(home))
     with pool_of(backend_options={"placement": "STRICT_SPREAD"}) as pool:
         pool.reset(seed=0)
         mine, others = links(pool)
         eventually(lambda: mine._there)
+        assert mine.rings == bells
         for _ in range(10):
             pool.step(ZEROS)
         assert mine._sent == mine._heard >= 10

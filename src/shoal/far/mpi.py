@@ -30,7 +30,7 @@ from shoal.backends.far import Deliver, Lost
 from shoal.backends.wire import pack_words
 from shoal.checks import check_choice, check_names, positive_number, whole_number
 from shoal.errors import StartError, WorkerDied
-from shoal.far.mpi_bell import Bell, BellTower
+from shoal.far.bell import Bell, BellTower
 from shoal.far.mpi_mail import HELLO, ORDERS, URGENT, WELCOME, Mailbox, MpiPace, Peer, Welcome, new_tag
 from shoal.far.mpi_start import MEET_TIMEOUT, join
 from shoal.rows import BATCHED

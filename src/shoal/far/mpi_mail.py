@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal import procs
 from shoal.cores import usable_cores
-from shoal.far.mpi_bell import Bell, BellTower
+from shoal.far.bell import Bell, BellTower, home_of_this_process
 from shoal.far.pace import Pace, pause
 
 __all__ = ["HELLO", "ORDERS", "URGENT", "WELCOME", "Mailbox", "MpiPace", "Peer", "Welcome", "new_tag"]
@@ -185,13 +185,10 @@ class Peer:
     @classmethod
     def me(cls) -> Peer:
         """This process."""
-        try:
-            table = os.readlink("/proc/self/ns/pid")
-        except OSError:
-            table = ""
-        process = procs.identify(os.getpid()) if table else None
+        home = home_of_this_process()
+        process = procs.identify(os.getpid()) if home[1] else None
         rank = int(_mpi().COMM_WORLD.Get_rank())
-        return cls(rank, platform.node(), (platform.node(), table), process, usable_cores())
+        return cls(rank, platform.node(), home, process, usable_cores())
 
     @property
     def where(self) -> str:

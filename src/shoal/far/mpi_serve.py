@@ -15,9 +15,9 @@ from shoal.backends.wire import unpack_words
 from shoal.checks import positive_number
 from shoal.deadline import NEVER, Deadline
 from shoal.errors import StartError
+from shoal.far.bell import Bell
 from shoal.far.host import Host
 from shoal.far.mpi import driver_of
-from shoal.far.mpi_bell import Bell
 from shoal.far.mpi_mail import HELLO, URGENT, WELCOME, Mailbox, MpiPace, Peer, Welcome
 from shoal.far.mpi_start import MEET_TIMEOUT, join
 from shoal.ranks import MpiRanks, current, told_by_launcher

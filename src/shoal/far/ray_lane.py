@@ -1,7 +1,8 @@
 """A short way between processes of one node: small messages in shared memory, by the channels of Ray's compiled graphs.
 
 A call takes Ray about a millisecond; a message that is written here is found within a tenth of that. Ray's own `read`
-spins for as long as there is nothing, so both sides look without waiting, and give up their core in between (Pace).
+spins for as long as there is nothing, so both sides look without waiting, when they are rung for (Bell), or often where
+bells do not reach, and give up their core in between (Pace).
 Calls remain for everything else: other nodes, large messages, the start and the end.
 """
 
@@ -13,13 +14,14 @@ from typing import Any
 
 from shoal.far.pace import Pace
 
-__all__ = ["SLOT", "SLOTS", "TOO_LARGE", "Ring", "looks", "make_ring"]
+__all__ = ["AGAIN", "MOST", "SLOT", "SLOTS", "TOO_LARGE", "Ring", "looks", "make_ring"]
 
 SLOT = 1 << 15  # bytes of the largest message that goes this way
 TOO_LARGE = b""  # in the place of answers that must be fetched by a call
 SLOTS = 4  # messages that may be under way
 MOST = 256  # rings that a process makes: Ray keeps the memory of each for as long as it is connected
 PATIENCE = 1.0  # seconds for a slot that must be free already, in case that a reader was killed in the middle of a read
+AGAIN = 0.1  # seconds until even who will be woken looks again
 _made: collections.Counter[str] = collections.Counter()  # by cluster
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import queue
 import threading
@@ -11,14 +12,17 @@ from typing import Any
 import numpy as np
 
 from shoal.backends.far import Deliver, Lost
-from shoal.far.ray_lane import SLOT, SLOTS, TOO_LARGE, Ring, looks, make_ring
+from shoal.far.bell import Bell, BellTower, home_of_this_process
+from shoal.far.ray_lane import AGAIN, MOST, SLOT, SLOTS, TOO_LARGE, Ring, looks, make_ring
 from shoal.far.ray_outpost import BY_BUFFER
 
 __all__ = ["Listener", "RayLink"]
 
+SELDOM = 1.0  # seconds between two looks at whether links were killed
+
 
 class Listener:
-    """The thread that looks for answers that come by the short way. It starts with the first link that has one."""
+    """The thread that takes answers that come by the short way. It starts with the first link that has one."""
 
     def __init__(self) -> None:
         self._new: queue.SimpleQueue[RayLink] = queue.SimpleQueue()
@@ -26,6 +30,14 @@ class Listener:
         self._work = threading.Event()
         self._over = False
         self._thread: threading.Thread | None = None
+        home = home_of_this_process()
+        self.tower = BellTower.build(home, 1 + MOST)
+        self.bell = Bell(self.tower, 0, dict.fromkeys(range(1 + MOST), home))
+        self._places = itertools.count(1)
+
+    def new_place(self) -> int:
+        """The place of another actor's bell. Nobody's own, if there are too many; these have no short way either."""
+        return min(next(self._places), MOST)
 
     def welcome(self, link: RayLink) -> None:
         """Open its way there."""
@@ -36,8 +48,9 @@ class Listener:
             self._thread.start()
 
     def wake(self) -> None:
-        """Something was sent."""
+        """There is something to do that nobody rings for."""
         self._work.set()
+        self.bell.ring(0)
 
     def close(self) -> None:
         """End the thread."""
@@ -45,6 +58,7 @@ class Listener:
         self.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
+        self.tower.close()
 
     def _main(self) -> None:
         pace = looks()
@@ -55,13 +69,18 @@ class Listener:
                 self._links.append(link)
             if sum(link.look() for link in self._links):  # all of them
                 pace.came()
-            elif any(link.underway for link in self._links):
+                continue
+            underway = any(link.underway for link in self._links)
+            if all(link.rings for link in self._links):
+                self.bell.sleep(AGAIN if underway else SELDOM)
+            elif underway:
                 pace.wait()
             else:
-                self._links = [link for link in self._links if not link.killed]
                 self._work.wait()
                 self._work.clear()
                 pace.restart()
+            if not underway:
+                self._links = [link for link in self._links if not link.killed]
 
 
 class RayLink:
@@ -74,19 +93,20 @@ class RayLink:
         self._there: Ring | None = None
         self._back: Ring | None = None
         self._sent = self._heard = 0
+        self.rings, self._place = False, listener.new_place()
         self._placed = threading.Timer(place_timeout, self._give_up, (place_timeout,))
         self._placed.daemon = True
         self._placed.start()
         node = ray.get_runtime_context().get_node_id()
-        alive = actor.alive.options(concurrency_group="control").remote(node)
+        alive = actor.alive.options(concurrency_group="control").remote(node, listener.tower, self._place)
         alive.future().add_done_callback(self._came_up)
         self._call(actor.work)  # ends with the actor, of which we hear
 
-    def _came_up(self, future: Future[Ring | None]) -> None:
+    def _came_up(self, future: Future[tuple[Ring | None, bool]]) -> None:
         """In a thread of Ray's own, where Ray must not be asked for anything."""
         self._placed.cancel()
-        if future.exception() is None and future.result() is not None:
-            self._back = future.result()
+        if future.exception() is None and future.result()[0] is not None:
+            self._back, self.rings = future.result()
             self._listener.welcome(self)
 
     # ---- the short way -----------------------------------------------------------------------------------------
@@ -135,7 +155,10 @@ class RayLink:
         if there is not None and len(data) <= SLOT and self.underway < SLOTS:
             self._sent += 1  # before the listener can have an answer
             if there.put(data):
-                self._listener.wake()
+                if self.rings:
+                    self._listener.bell.ring(self._place)
+                else:
+                    self._listener.wake()
                 return
             self._sent, self._there = self._sent - 1, None
         argument = np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data

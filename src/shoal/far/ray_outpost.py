@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from shoal.deadline import NEVER, Deadline
+from shoal.far.bell import Bell, BellTower, home_of_this_process
 from shoal.far.host import Host
 from shoal.far.pace import Pace
-from shoal.far.ray_lane import SLOT, TOO_LARGE, Ring, looks, make_ring
+from shoal.far.ray_lane import AGAIN, SLOT, TOO_LARGE, Ring, looks, make_ring
 
 __all__ = ["BY_BUFFER", "Outpost"]
 
@@ -41,6 +42,8 @@ class Outpost:
         self._inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
         self._there: Ring | None = None
         self._back: Ring | None = None
+        self._bell: Bell | None = None
+        self._place = 0
         self._large: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
 
     # ---- calls: each has a thread of Ray's ---------------------------------------------------------------------
@@ -49,25 +52,36 @@ class Outpost:
         """Take a message: an answer, of this or another one."""
         answers: Future[list[bytes]] = Future()
         self._inbox.put((data, answers.set_result))
-        if not self._host.takes_turns:
-            self._host.wake()
+        self._wake()
         return _light(answers.result())
 
     def fetch(self) -> list[Any]:
         """Answers that are too large for the short way."""
         return _light(self._large.get())
 
-    def alive(self, node: str) -> Ring | None:
-        """Returns once there is an actor: the short way back to the caller's node, if there is one."""
+    def alive(self, node: str, tower: BellTower, place: int) -> tuple[Ring | None, bool]:
+        """Returns once there is an actor: the short way back to the caller's node, if there is one, and whether both
+        sides wake each other. The caller's bell is 0, this one's has its own place."""
         import ray
 
         self._back = make_ring(ray, ray.get_runtime_context().current_actor, node)
-        return self._back
+        bell = Bell(tower, place, {0: tower.home, place: home_of_this_process()})
+        if self._back is not None and bell.reaches(0):
+            self._bell, self._place = bell, place
+        return self._back, self._bell is not None
 
     def listen(self, there: Ring) -> None:
         """From now on messages may come by the short way too."""
         self._there = there
         self._inbox.put(None)
+        self._wake()
+
+    def _wake(self) -> None:
+        """There is something in the inbox."""
+        if not self._host.takes_turns:
+            self._host.wake()
+        if self._bell is not None:
+            self._bell.ring(self._place)
 
     def peek(self) -> bytes:
         """What the envs are doing, asked while they are at it."""
@@ -104,7 +118,9 @@ class Outpost:
         data = self._there.take()
         if data is not None:
             return data, self._send
-        if self._host.idle:
+        if self._host.idle and self._bell is not None:
+            self._bell.sleep(AGAIN)
+        elif self._host.idle:
             seconds = pace.sleep
             if seconds > 0:
                 with contextlib.suppress(queue.Empty):
@@ -122,6 +138,8 @@ class Outpost:
             data = TOO_LARGE
         if not self._back.put(data):
             raise RuntimeError("nobody takes its answers")
+        if self._bell is not None:
+            self._bell.ring(0)
 
 
 _Letter = tuple[Any, Callable[[list[bytes]], None]]

@@ -1,4 +1,4 @@
-"""Wakes ranks of the same machine, which would otherwise have to look for messages again and again."""
+"""Wakes processes of the same machine, which would otherwise have to look for messages again and again."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ import contextlib
 import ctypes
 import mmap
 import os
+import platform
 import time
 from dataclasses import dataclass
 
-__all__ = ["Bell", "BellTower"]
+__all__ = ["Bell", "BellTower", "home_of_this_process"]
 
 ROOM = 128  # bytes for a semaphore, with cache lines of its own
 Home = tuple[str, str]  # a machine, and its table of processes
 
 
+def home_of_this_process() -> Home:
+    """What tells whether two processes see each other: the machine, and its table of processes."""
+    try:
+        return platform.node(), os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return platform.node(), ""
+
+
 @dataclass(frozen=True)
 class BellTower:
-    """Where the semaphores of all ranks of one machine are: memory without a name, opened by way of its owner.
+    """Where the semaphores of processes of one machine are: memory without a name, opened by way of its owner.
 
     `owner` and `descriptor` are None where the system has none of this.
     """
@@ -25,20 +34,26 @@ class BellTower:
     home: Home
     owner: int | None = None
     descriptor: int | None = None
+    inode: int = 0  # which the file has, by whatever number it is known
 
     @classmethod
     def build(cls, home: Home, ranks: int) -> BellTower:
-        """In rank 0, before the others hear of it."""
+        """In the process that is rank 0, before the others hear of it."""
         with contextlib.suppress(OSError, AttributeError):
             descriptor = os.memfd_create("shoal-bells", os.MFD_CLOEXEC)
             os.ftruncate(descriptor, ROOM * ranks)
-            made = cls(home, os.getpid(), descriptor)
+            made = cls(home, os.getpid(), descriptor, os.fstat(descriptor).st_ino)
             memory, first = _address(made)
             places = [ctypes.c_void_p(first + ROOM * rank) for rank in range(ranks)]
             if all(_libc().sem_init(place, 1, 0) == 0 for place in places):
                 memory.close()
                 return made
         return cls(home)
+
+    def close(self) -> None:
+        """Let nobody else in. For its owner, once."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
 
 
 class _Timespec(ctypes.Structure):
@@ -101,7 +116,10 @@ def _address(tower: BellTower) -> tuple[mmap.mmap, int]:
     """The memory, and where it begins."""
     descriptor = os.open(f"/proc/{tower.owner}/fd/{tower.descriptor}", os.O_RDWR)
     try:
-        memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        found = os.fstat(descriptor)
+        if found.st_ino != tower.inode:
+            raise OSError("its owner has closed it, and this is another file")
+        memory = mmap.mmap(descriptor, found.st_size)
     finally:
         os.close(descriptor)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shoal.far.mpi_bell import Bell, BellTower
+from shoal.far.bell import Bell, BellTower
 
 HERE, THERE = ("fish", "1"), ("chips", "1")
 pytestmark = pytest.mark.timeout(30)
@@ -69,3 +69,12 @@ def test_an_owner_that_cannot_be_seen(tower: BellTower) -> None:
     bell = Bell(BellTower(HERE, tower.owner, 10_000), 1, {0: HERE, 1: HERE})
     assert not bell.reaches(0)
     bell.sleep(0.01)
+
+
+def test_a_tower_that_was_closed(tower: BellTower) -> None:
+    tower.close()
+    other = os.memfd_create("another", os.MFD_CLOEXEC)
+    os.ftruncate(other, 4096)
+    assert other == tower.descriptor, "the number is used again"
+    assert not Bell(tower, 1, {0: HERE, 1: HERE}).reaches(0)
+    os.close(other)
