@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -157,6 +158,25 @@ def test_a_rank_that_never_starts_mpi() -> None:
     done = job(3, "absent")
     assert "shoal: rank 0 has waited 2 s for all 3 ranks to start MPI, and some have not" in done.stderr
     assert done.returncode != 0
+
+
+def test_rank_0_outlives_the_wait_for_the_others_whatever_was_forked_meanwhile() -> None:
+    script = """
+import os, signal, time
+from shoal.far.mpi_start import _guarded
+with _guarded(1.0):
+    child = os.fork()  # as a thread of the caller's may: it has all that is open here
+    if child == 0:
+        time.sleep(5)
+        os._exit(0)
+os.kill(child, signal.SIGKILL)
+print("goes on")
+"""
+    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, **ranks}
+    )
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
 
 
 def test_a_pool_on_every_rank() -> None:

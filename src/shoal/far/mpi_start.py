@@ -20,8 +20,8 @@ from shoal.ranks import MpiRanks, mpi_is_up, told_by_launcher, without_launcher
 __all__ = ["MEET_TIMEOUT", "join"]
 
 MEET_TIMEOUT = 20.0  # seconds
-# A process of its own, since nothing of this one runs while MPI starts: mpi4py keeps the GIL. It ends as soon as nobody
-# holds the other end of its input, be it that MPI is up or that the rank is gone.
+# A process of its own, since nothing of this one runs while MPI starts: mpi4py keeps the GIL. It ends as soon as its
+# input has something, for MPI is up, or has an end, for the rank is gone.
 GUARD = """
 import os, select, signal, sys
 rank, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -80,6 +80,4 @@ def _guarded(patience: float) -> Iterator[None]:
     try:
         yield
     finally:
-        assert guard.stdin is not None
-        guard.stdin.close()
-        guard.wait()
+        guard.communicate(b"\n")  # to close its input is not enough: what was forked meanwhile holds it too
