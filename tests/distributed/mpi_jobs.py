@@ -28,7 +28,7 @@ from distributed.kit import PlacedEnv, history
 from distributed.rank_jobs import Reporter
 from envs import CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
 from faults.kit import DeedEnv
-from shoal.far import mpi_serve
+from shoal.far import mpi_mail, mpi_serve
 
 NESTED = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(5), spaces.Text(4)]), "b": spaces.Box(-1, 1, ())})
 IMAGE = spaces.Box(0, 255, (96, 96, 3), np.uint8)
@@ -36,6 +36,7 @@ COUNTS = functools.partial(CountEnv, length=5)
 IMAGES = functools.partial(SpaceEnv, IMAGE, spaces.Discrete(3))
 PROCESSES = {"local_backend": "processes", "local_workers": 2}
 ZEROS = np.zeros(7, np.int64)
+GO_ON = 99  # a tag of nobody else's
 
 
 def say(**found: Any) -> None:
@@ -257,6 +258,17 @@ def silent() -> None:
     pool_of(backend_options={"meet_timeout": 1.0})
 
 
+def late() -> None:
+    """Rank 1 serves when the first pool is refused, and rank 2 before."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Probe(2, mpi_mail.HELLO)
+    error = refused(shoal.StartError, backend_options={"meet_timeout": 0.5})
+    MPI.COMM_WORLD.send("go on", 1, GO_ON)
+    with pool_of() as pool:
+        say(error=error, obs=len(pool.reset(seed=0)[0]))
+
+
 def absent() -> None:
     """Rank 1 never starts MPI, and rank 0 waits for that in shoal.serve."""
     raise AssertionError("nobody is to get here")
@@ -278,17 +290,21 @@ def unthreaded() -> None:
 
 JOBS = {
     "same": same, "apart": apart, "more": more, "groups": groups, "errors": errors, "losses": losses, "raises": raises,
-    "killed": killed, "hangs": hangs, "silent": silent, "absent": absent, "leaves": leaves, "unthreaded": unthreaded,
+    "killed": killed, "hangs": hangs, "silent": silent, "late": late, "absent": absent, "leaves": leaves,
+    "unthreaded": unthreaded,
     "refused": lambda: say(error=refused(shoal.StartError)), "everywhere": lambda: say(error=str(pool_of())),
 }  # fmt: skip
 WITHOUT_SERVING = ("groups", "silent", "unthreaded", "everywhere")
 
 if __name__ == "__main__":
     mpi_serve.HUNG_PATIENCE = 0.5
-    if sys.argv[1] == "silent" and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
-        import mpi4py.MPI  # noqa: F401
+    if sys.argv[1] in ("silent", "late") and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+        from mpi4py import MPI
 
-        time.sleep(30)
+        if sys.argv[1] == "late":
+            MPI.COMM_WORLD.recv(None, 0, GO_ON)
+        else:
+            time.sleep(30)
     if sys.argv[1] == "absent":
         if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
             time.sleep(60)

@@ -154,6 +154,12 @@ def test_a_rank_that_does_not_serve() -> None:
     assert done.returncode != 0
 
 
+def test_a_rank_that_serves_too_late_does_for_the_next_pool() -> None:
+    found = found_by(3, "late")
+    assert "rank 1 of 3 did not begin to serve within 0.5 s" in found["error"]
+    assert found["obs"] == 7
+
+
 def test_a_rank_that_never_starts_mpi() -> None:
     done = job(3, "absent")
     assert "shoal: rank 0 has waited 2 s for all 3 ranks to start MPI, and some have not" in done.stderr

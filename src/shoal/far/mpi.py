@@ -149,6 +149,7 @@ class Driver:
         self._given = comm
         self._me = Peer.me()
         self.peers: dict[int, Peer] = {}
+        self._found: dict[int, Peer] = {}  # who serves so far: they say so once, whoever else is late
         self._links: dict[tuple[int, int], MpiLink] = {}
         self._hosts = itertools.count()
         self._lock = threading.Lock()
@@ -188,7 +189,7 @@ class Driver:
         if self.peers:
             return
         mail, pace, until = Mailbox(self._given, HELLO), MpiPace(), time.monotonic() + seconds
-        found: dict[int, Peer] = {}
+        found = self._found
         everybody = set(range(1, self._given.Get_size()))
         while missing := sorted(everybody - set(found)):
             found.update((rank, pickle.loads(data)) for rank, _, data in mail.take())
