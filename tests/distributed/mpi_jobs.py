@@ -269,6 +269,16 @@ def late() -> None:
         say(error=error, obs=len(pool.reset(seed=0)[0]))
 
 
+def again() -> None:
+    """Pools one after the other, more than there are tags."""
+    mpi_mail.LEAST_TAG = mpi_mail.FIRST_HOST + 2
+    found = []
+    for _ in range(4):
+        with pool_of(start_timeout=10) as pool:
+            found.append(len(pool.reset(seed=0)[0]))
+    say(obs=found)
+
+
 def absent() -> None:
     """Rank 1 never starts MPI, and rank 0 waits for that in shoal.serve."""
     raise AssertionError("nobody is to get here")
@@ -290,8 +300,8 @@ def unthreaded() -> None:
 
 JOBS = {
     "same": same, "apart": apart, "more": more, "groups": groups, "errors": errors, "losses": losses, "raises": raises,
-    "killed": killed, "hangs": hangs, "silent": silent, "late": late, "absent": absent, "leaves": leaves,
-    "unthreaded": unthreaded,
+    "killed": killed, "hangs": hangs, "silent": silent, "late": late, "again": again, "absent": absent,
+    "leaves": leaves, "unthreaded": unthreaded,
     "refused": lambda: say(error=refused(shoal.StartError)), "everywhere": lambda: say(error=str(pool_of())),
 }  # fmt: skip
 WITHOUT_SERVING = ("groups", "silent", "unthreaded", "everywhere")

@@ -55,6 +55,10 @@ def test_ranks_that_do_nothing_but_serve() -> None:
     assert (done.returncode, json.loads(done.stdout)) == (0, {"workers": [[0, 1, 2, 3], [4, 5, 6]]}), done.stderr
 
 
+def test_more_pools_than_tags() -> None:
+    assert found_by(2, "again") == {"obs": [7] * 4}
+
+
 def test_drivers_with_servers_of_their_own() -> None:
     done = job(4, "groups")
     assert done.returncode == 0, done.stderr

@@ -106,8 +106,8 @@ class Server:
     def __init__(self, comm: Any, where: str, bell: Bell):
         self._comm, self._where, self._bell = comm, where, bell
         self._mail = Mailbox(comm, bell=self._bell)
-        self._hosts: dict[int, Host] = {}
-        self._given_up: dict[int, float] = {}  # hosts that rank 0 has given up, by tag: since when
+        self._hosts: dict[int, Host] = {}  # by tag, until rank 0 gives them up, as it does each in the end
+        self._given_up: dict[int, float] = {}  # since when, by tag; those too of whose start we have still to hear
         self._over = False
 
     def run(self) -> None:
@@ -136,8 +136,9 @@ class Server:
         self._mail.flush(1.0)
 
     def _take(self, tag: int, data: Any) -> None:
-        if tag in self._hosts:
-            self._hosts[tag].admit(data)
+        host = self._hosts.get(tag)
+        if host is not None and not host.over:
+            host.admit(data)
         elif tag > URGENT:
             return  # for a host that is no more
         else:
@@ -156,14 +157,12 @@ class Server:
                 self._mail.post(0, tag, answer)
                 stepped = True
             waited |= waits and len(busy) == 1
-            if host.over:
-                del self._hosts[tag]
         return stepped, waited
 
     # ---- what rank 0 says --------------------------------------------------------------------------------------
 
     def _on_start(self, tag: int) -> None:
-        if tag not in self._given_up:
+        if self._given_up.pop(tag, None) is None:  # tags are used again
             self._hosts[tag] = Host(self._where)
 
     def _on_end(self) -> None:
@@ -180,7 +179,10 @@ class Server:
     def _end_given_up(self) -> None:
         for tag in list(self._given_up):
             host = self._hosts.pop(tag, None)
-            if host is not None and not host.over:
+            if host is None:
+                continue
+            del self._given_up[tag]
+            if not host.over:
                 host.end()
 
     # ---- the other thread --------------------------------------------------------------------------------------
@@ -200,11 +202,10 @@ class Server:
 
     def _look_for_hung(self) -> None:
         now = time.monotonic()
-        hung = [
-            tag for tag, since in list(self._given_up.items()) if tag in self._hosts and now - since > HUNG_PATIENCE
-        ]
+        late = [self._hosts.get(tag) for tag, since in list(self._given_up.items()) if now - since > HUNG_PATIENCE]
+        hung = [host for host in late if host is not None and not host.over]
         if hung:
-            at, _, _, stack = unpack_words(self._hosts[hung[0]].peek())[1:]
+            at, _, _, stack = unpack_words(hung[0].peek())[1:]
             env = f"env {abs(at) - 1}" if at else "an env"
             sys.stderr.write(
                 f"shoal: rank 0 has given up {env}, which does not return; it cannot be ended but with its rank (on "
