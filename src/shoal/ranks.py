@@ -333,6 +333,8 @@ def _report_and_abort(*error: Any) -> None:
     if not mpi_is_up():
         return  # it leaves without waiting for anybody, and mpiexec ends the others
     world = sys.modules["mpi4py.MPI"].COMM_WORLD
+    if world.Get_size() == 1:
+        return
     sys.stderr.write(f"shoal: rank {world.Get_rank()} of {world.Get_size()} has failed as said above, and ends all\n")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

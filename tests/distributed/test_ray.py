@@ -209,9 +209,9 @@ def test_actors_go_where_they_are_told() -> None:
     [
         (5, {}, "5 Ray actors with 1 CPU each are needed, .* has room for 4"),
         (9, {"num_cpus": 2}, r"8 Ray actors \(one for each env\) with 2 CPU each are needed, .* has room for 2"),
-        (1, {"num_gpus": 1}, "1 CPU, 1 GPU each are needed.* has room for 0"),
-        (1, {"num_cpus": 3}, "3 CPU each are needed.* has room for 0"),
-        (1, {"resources": {"fish": 1}}, "1 fish each"),
+        (1, {"num_gpus": 1}, "1 Ray actor with 1 CPU, 1 GPU is needed.* has room for 0"),
+        (1, {"num_cpus": 3}, "3 CPU is needed.* has room for 0"),
+        (1, {"resources": {"fish": 1}}, "1 fish is needed"),
         (1, {"labels": {"kind": "submarine"}}, "submarine.* has room for 0"),
         (3, {"placement": "STRICT_SPREAD"}, "cannot place 3 actors with placement='STRICT_SPREAD'"),
         (1, {"address": "10.0.0.1:6379"}, "Ray is connected to .* already"),
@@ -462,6 +462,31 @@ def test_wrong_addresses_are_refused() -> None:
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("no Ray cluster answers at address=") == 3
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at RAY_ADDRESS='127.0.0.1:1' in the environment: "),
+        ("garbage", "RAY_ADDRESS='garbage' in the environment is neither"),
+    ],
+)
+def test_wrong_addresses_of_the_environment_are_refused(
+    told: str, words: str, address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", told)
+    with pytest.raises(shoal.StartError, match=f"^{words}"):
+        _Cluster._connect(None, address)
+
+
+def test_nodes_without_shoal(tmp_path: Path) -> None:
+    (tmp_path / "shoal").mkdir()
+    (tmp_path / "shoal" / "__init__.py").write_text("raise ModuleNotFoundError('No module named shoal')")
+    env = {"env_vars": {"PYTHONPATH": str(tmp_path)}}
+    words = r"its node has no Shoal, .*No module named shoal\): install it on every node"
+    with pytest.raises(shoal.WorkerDied, match=words):
+        pool_of(backend_options={"runtime_env": env})
 
 
 def test_without_ray() -> None:

@@ -194,7 +194,7 @@ class Host:
         except ShoalError as error:
             self._answers.append(pack_words("failed", error))
             return
-        self._slab, self._spin_ns = slab, spin_ns
+        self._spin_ns = spin_ns
         self._wire = Wire(slab, 0 if len(self._crew.workers) == 1 else None, self._shift)
         self._requested, self._answered = slab.array("requested"), slab.array("answered")
         self._state, self._status, self._slot = slab.array("pending"), slab.array("status"), slab.array("slot")
@@ -203,6 +203,7 @@ class Host:
         self._lanes: Any = native.Lanes(slab, self._state, self._owner, *self._crew.bells(), None, 0)
         self._out, self._job_of = np.zeros(stop, np.int64), np.zeros(stop, np.int64)
         self._crew.watch(self._lanes.ring, self._lanes.alarm)
+        self._slab = slab  # now `wake` and `peek`, which others call, find all they need
         self._answers.append(pack_words("attached"))
 
     # ---- requests ----------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Driver:
         self._found: dict[int, Peer] = {}  # who serves so far: they say so once, whoever else is late
         self._links: dict[tuple[int, int], MpiLink] = {}
         self._hosts = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come while its thread has it
         self._work = threading.Event()
         self._over = False
         self._mail: Mailbox | None = None

@@ -158,10 +158,7 @@ class _Cluster:
     @staticmethod
     def _connect(ray: Any, address: str | None) -> None:
         joining = address not in (None, "local")
-        if address is not None and joining and address != "auto":
-            if ":" not in address:
-                raise StartError(f'backend_options: address={address!r} is neither "host:port", "auto" nor "local"')
-            _check_address(address)
+        _check_address(address)
         try:
             with _nobody_nice():
                 ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
@@ -194,8 +191,16 @@ def _nobody_nice() -> Iterator[None]:
             del os.environ[name]
 
 
-def _check_address(address: str) -> None:
+def _check_address(address: str | None) -> None:
     """Raise StartError unless somebody speaks gRPC there: Ray would wait for a long time, or for ever."""
+    told = f"backend_options: address={address!r}"
+    if address in (None, "auto"):  # Ray itself looks there
+        address = os.environ.get("RAY_ADDRESS") or "auto"
+        told = f"RAY_ADDRESS={address!r} in the environment"
+    if address in ("auto", "local"):
+        return
+    if ":" not in address or address.startswith("ray://"):
+        raise StartError(f'{told} is neither "host:port", "auto" nor "local"')
     if os.environ.get("RAY_USE_TLS") == "1":
         return  # who does not know the keys gets no answer
     host, _, port = address.rpartition(":")
@@ -206,7 +211,7 @@ def _check_address(address: str) -> None:
             if probe.recv(4)[3:] != b"\x04":  # the head of a frame with settings
                 raise OSError("what answers there does not speak gRPC")
     except (OSError, ValueError) as error:
-        raise StartError(f"no Ray cluster answers at address={address!r}: {error}") from error
+        raise StartError(f"no Ray cluster answers at {told.removeprefix('backend_options: ')}: {error}") from error
 
 
 class RayTransport:
@@ -291,12 +296,13 @@ class RayTransport:
     def _no_room(self, count: int, words: str, room: int) -> StartError:
         needs = ", ".join(f"{amount:g} {name}" for name, amount in self.options.needs.items())
         labels = f" on nodes with the labels {dict(self.options.labels)}" if self.options.labels else ""
+        each = " (one for each env)" * self._each_env
+        actors = f"1 Ray actor with {needs}" if count == 1 else f"{count} Ray actors{each} with {needs} each"
         has = ", ".join(
             f"{v:g} {k}" for k, v in sorted(self._ray.cluster_resources().items()) if k in self.options.needs
         )
         return StartError(
-            f"{count} Ray actors{' (one for each env)' * self._each_env} with {needs} each{labels} are needed, and the "
-            f"cluster ({has or 'none of these'}) "
+            f"{actors}{labels} {'is' if count == 1 else 'are'} needed, and the cluster ({has or 'none of these'}) "
             f"{words} {room}: use fewer workers, close other pools, or ask for less by backend_options "
             "(num_cpus, num_gpus, resources)"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import queue
+import re
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -207,6 +208,10 @@ def _story(error: BaseException) -> str:
     """Why an actor does not answer, to go on after its name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
+    if "failed to import" in text:
+        causes = re.findall(r"\b\w+Error: [^\n]*", str(error))
+        cause = f" ({causes[-1]})" if causes else ""
+        return f"cannot run there: its node has no Shoal, or not all that Shoal needs{cause}: install it on every node"
     if "node has died" in text or "node died" in text or "NODE_DIED" in text:
         return "died with its node"
     if "running low on memory" in text:
