@@ -21,7 +21,7 @@ from envs import INFO_KINDS, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
 from faults.kit import DeedEnv, eventually
 from shoal import Pool
 from shoal.backends import far
-from shoal.backends.wire import unpack_words
+from shoal.backends.wire import Wire, unpack_words
 from shoal.dialects import puffer
 from shoal.native import counters
 
@@ -439,3 +439,28 @@ def test_puffers_ray() -> None:
         envs.send(np.zeros(6, np.int64))
         assert envs.recv()[0][:, 2].tolist() == [1] * 6
         assert envs.pool.plan.backend == "ray"
+
+
+def test_nobody_sees_what_a_host_says_of_itself_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    doing = [counters.STAT_AT, counters.STAT_SINCE_NS]
+    answer, write = Wire.answer, Wire.write_answer
+
+    def busy_answer(wire: Wire, *args: Any) -> bytes:
+        wire.arrays["stats"][:, doing] = 3, 1  # at env 2, since the machine was started
+        message = answer(wire, *args)
+        wire.arrays["stats"][:, doing] = 0
+        return message
+
+    seen = []
+
+    def watched_write(wire: Wire, *args: Any) -> None:
+        write(wire, *args)
+        seen.append(wire.arrays["stats"][:, counters.STAT_AT].any())
+
+    monkeypatch.setattr(Wire, "answer", busy_answer)
+    monkeypatch.setattr(Wire, "write_answer", watched_write)
+    with pool_of() as pool:
+        pool.reset(seed=0)
+        pool.step(ZEROS)
+    assert len(seen) >= 6
+    assert not any(seen)

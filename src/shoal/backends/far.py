@@ -152,7 +152,10 @@ class FarWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._slab, self._wire = slab, Wire(slab, self.index)
+        self._slab = slab
+        # Whoever looks whether an env takes too long must not see what a host says of itself, by a clock of its own.
+        self._told = np.zeros_like(slab.array("stats")[self.index])
+        self._wire = Wire(slab, self.index, stats=self._told)
         mine = slice(self.start, self.stop)
         self._sent = slab.array("requested")[mine].copy()
         self._rows = {name: slab.array(name)[self.index] for name in COUNTERS}
@@ -267,7 +270,7 @@ class FarWorker(Worker):
         answer = self._wire.read_answer(data)
         for letter in answer.mail:
             self._outbox.put(unpack(letter))
-        now, stats, count = time.monotonic_ns(), self._stats, len(answer.rows.lanes)
+        now, stats, told, count = time.monotonic_ns(), self._stats, self._told, len(answer.rows.lanes)
         # The way there and back counts as the time that it takes to wake a worker, and a message as one pass, whoever
         # steps its lanes there.
         underway_ns = now - self._posted_ns.pop(answer.number, now)
@@ -276,16 +279,17 @@ class FarWorker(Worker):
         self._wire.write_answer(answer)
         if not self._is_first:
             self._add_base(answer.rows)
-        stats[counters.STAT_AT] = stats[counters.STAT_SINCE_NS] = 0
-        stats[counters.STAT_WAKE_NS], stats[counters.STAT_PASSES] = waking, passes
+        told[counters.STAT_AT] = told[counters.STAT_SINCE_NS] = 0
+        told[counters.STAT_WAKE_NS], told[counters.STAT_PASSES] = waking, passes
+        told[counters.STAT_STEPS] -= count  # which `publish` adds, as it does a pass
+        np.copyto(self._rows["stats"], told)
         if count:
-            stats[counters.STAT_STEPS] -= count  # which `publish` adds, as it does a pass
             # The last lane of an env last, as they are here. And nothing after it: who is woken by it needs the GIL.
             self._core.publish(answer.rows.lanes, now)
 
     def _add_base(self, rows: Rows) -> None:
         """Add what earlier hosts have counted to what this one has."""
-        for name, row in self._rows.items():
+        for name, row in (self._rows | {"stats": self._told}).items():
             row += self._base[name]
         base, lane_stats = self._lane_base[rows.lanes - self.start], self._wire.arrays["lane_stats"]
         found, longest = lane_stats[rows.at].copy(), counters.LANE_LONGEST_NS

@@ -135,9 +135,10 @@ class Wire:
         slab: the one on this side; both sides have the same fields, though not as many lanes.
         worker: the one of the slab whose counters travel; None for those of all workers together.
         shift: by how much the number of a lane is greater in messages than in this slab.
+        stats: of that worker, in place of the slab's: to be looked at before others see them.
     """
 
-    def __init__(self, slab: Slab, worker: int | None, shift: int = 0):
+    def __init__(self, slab: Slab, worker: int | None, shift: int = 0, stats: Array | None = None):
         fields = slab.layout.fields
         self.arrays = {name: slab.array(name) for name in fields}
         self._shift = shift
@@ -146,7 +147,11 @@ class Wire:
         self._answered = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *obs]
         self._finals = [name for name in fields if name.startswith("final.")]
         self._sums = {name: np.zeros_like(self.arrays[name][:1]) for name in COUNTERS} if worker is None else {}
-        self._counters = [(self._sums.get(name, self.arrays[name]), worker or 0) for name in COUNTERS]
+        self._counters: list[tuple[Array, Any]] = [
+            (self._sums.get(name, self.arrays[name]), worker or 0) for name in COUNTERS
+        ]
+        if stats is not None:
+            self._counters[COUNTERS.index("stats")] = stats, ...
         self._known: dict[Any, Rows] = {}  # views cost more than what is copied
 
     def request(self, number: int, at: Any, sequences: Array, commands: Sequence[bytes]) -> bytes:
