@@ -160,6 +160,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(CASES), metavar="ENV", help=", ".join(CASES))
     parser.add_argument("-n", "--num-envs", type=int, metavar="N", help="instead of each env's own number")
     parser.add_argument("--free", action="store_true", help="leave the number of envs open, to tuner and grid alike")
+    parser.add_argument("--no-grid", action="store_true", help="measure the tuned plan against the limit only")
     parser.add_argument("--search", type=float, default=20.0, metavar="S", help="seconds of the search (%(default)s)")
     parser.add_argument("--grid-rounds", type=int, default=3, help="runs of each cell of the grid (%(default)s)")
     parser.add_argument("--top", type=int, default=5, help="cells of the grid in the final (%(default)s)")
@@ -175,7 +176,7 @@ def main() -> None:
         Console().print(f"{case.env}: {found.plan}")
         work = probe(case.env, number or case.num_envs)
         cells = grid(FREE if number is None else [number], cores)
-        ranked = measure_grid(work, cells, replace(how, rounds=options.grid_rounds), cores)
+        ranked = [] if options.no_grid else measure_grid(work, cells, replace(how, rounds=options.grid_rounds), cores)
         best = [plan for _, plan in ranked[: options.top]]
         results.append(final(work, case, found.plan, best, how, cores))
         verdicts.append(judge(found, results[-1], len(ranked)))
