@@ -72,7 +72,7 @@ class Listener:
                 pace.came()
                 continue
             underway = any(link.underway for link in self._links)
-            if all(link.rings for link in self._links):
+            if self.bell.reaches(0) and all(link.rings for link in self._links):
                 self.bell.sleep(AGAIN if underway else SELDOM)
             elif underway:
                 pace.wait()
