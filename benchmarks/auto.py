@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 import common
-from shoal.tools import contenders
-from shoal.tools.bench import Result
-from shoal.tools.contenders import Contender, Role
-from shoal.tools.report import first_line, fraction, thousands
+from shoal.cli import contenders
+from shoal.cli.bench import Result
+from shoal.cli.contenders import Contender, Role
+from shoal.cli.report import first_line, fraction, thousands
 
 AUTO = "Shoal auto"
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 import envs
-from shoal.cores import usable_cores
-from shoal.tools import bench, doctor, report
-from shoal.tools.cli import progress
-from shoal.tools.contenders import Contender
-from shoal.tools.errors import UsageError
-from shoal.tools.work import probe
+from shoal.cli import bench, doctor, report
+from shoal.cli.contenders import Contender
+from shoal.cli.main import progress
+from shoal.cli.work import probe
+from shoal.support.cores import usable_cores
+from shoal.support.usage import UsageError
 
 RESULTS = Path(__file__).parent / "results"
 Cell = tuple[str, int, list[Contender]]

@@ -32,7 +32,7 @@ from rich.table import Table
 
 import shoal
 from shoal.compiled.library.cartpole import CartPole
-from shoal.cores import usable_cores
+from shoal.support.cores import usable_cores
 
 STEPS = 64  # of a run's unit: so many batches of actions were drawn beforehand
 

@@ -33,8 +33,8 @@ import common
 import shoal
 import supervision
 from shoal import native
-from shoal.tools import doctor
-from shoal.tools.cli import progress
+from shoal.cli import doctor
+from shoal.cli.main import progress
 
 NUM_ENVS = 64
 ROOT = Path(__file__).parent.parent

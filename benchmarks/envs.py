@@ -148,7 +148,7 @@ class Sleep1ms(LogNormalSleep):
     sigma = 0.0
 
 
-# name on the command line -> what `shoal.tools.work.env_fn` takes
+# name on the command line -> what `shoal.cli.work.env_fn` takes
 ALL = {
     "CartPole": "CartPole-v1",
     "Image84": "envs:Image84",

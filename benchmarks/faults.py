@@ -535,7 +535,7 @@ def main() -> int:
 def save(options: argparse.Namespace, shown: dict[tuple[str, str], Record], records: list[Record]) -> None:
     """Write faults.json and faults.md."""
     # Only now: a guest imports this module too, and a peer's process shall not have Shoal in it.
-    from shoal.tools import doctor
+    from shoal.cli import doctor
 
     found = versions(options.libraries)
     about = f"Versions: {', '.join(f'{name} {version}' for name, version in found.items())}."

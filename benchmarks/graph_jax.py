@@ -30,9 +30,9 @@ from jax.experimental.buffer_callback import buffer_callback
 
 import common
 from shoal import Pool
+from shoal.cli import doctor
+from shoal.cli.main import progress
 from shoal.graph.jax import bind
-from shoal.tools import doctor
-from shoal.tools.cli import progress
 
 LENGTH = 200
 WAYS = {"ordered": True, "by handle": False}

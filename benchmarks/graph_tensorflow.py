@@ -37,9 +37,9 @@ from rich.table import Table
 
 import common
 import shoal
+from shoal.cli import doctor
+from shoal.cli.main import progress
 from shoal.graph.tensorflow import InGraphBatchEnv
-from shoal.tools import doctor
-from shoal.tools.cli import progress
 
 TARGET_US = 15.0
 Runs = dict[str, list[float]]

@@ -25,9 +25,9 @@ from gymnasium import spaces
 
 import common
 from shoal import Pool
+from shoal.cli import doctor
+from shoal.cli.main import progress
 from shoal.graph.torch import TorchEnv
-from shoal.tools import doctor
-from shoal.tools.cli import progress
 
 UNROLLED = 20
 

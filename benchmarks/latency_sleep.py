@@ -17,8 +17,8 @@ from rich.console import Console
 
 import common
 import envs
-from shoal.tools import peers
-from shoal.tools.contenders import Contender, PlainLoop, Role, ShoalAsync
+from shoal.cli import peers
+from shoal.cli.contenders import Contender, PlainLoop, Role, ShoalAsync
 
 BACKENDS = ("threads", "processes")
 

@@ -25,12 +25,12 @@ from rich.table import Table
 import common
 import envs
 from puffer_runners import TEAM, PufferLib, ShoalPool, ShoalPuffer
-from shoal.tools import bench, contenders
-from shoal.tools.cli import progress
-from shoal.tools.contenders import Contender, Role
-from shoal.tools.errors import UsageError
-from shoal.tools.report import thousands
-from shoal.tools.work import Work, probe
+from shoal.cli import bench, contenders
+from shoal.cli.contenders import Contender, Role
+from shoal.cli.main import progress
+from shoal.cli.report import thousands
+from shoal.cli.work import Work, probe
+from shoal.support.usage import UsageError
 
 # name -> env, how many of it, how many times as fast as PufferLib Shoal wants to be
 PARTS = {

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal.tools.contenders import Runner, Tally
-from shoal.tools.errors import Skip
-from shoal.tools.work import Work
+from shoal.cli.contenders import Runner, Tally
+from shoal.cli.work import Work
+from shoal.support.usage import Skip
 
 TEAM = "team:Team"  # the env with many agents
 

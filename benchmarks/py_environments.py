@@ -29,9 +29,9 @@ from tf_agents.system import system_multiprocessing
 from tf_agents.trajectories import time_step as ts
 
 import common
+from shoal.cli import doctor
+from shoal.cli.main import progress
 from shoal.dialects.tf_agents import BatchedPyEnvironment, ParallelPyEnvironment, quicken, slow_down
-from shoal.tools import doctor
-from shoal.tools.cli import progress
 
 
 class Cheap(py_environment.PyEnvironment):

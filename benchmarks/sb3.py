@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 import common
-from shoal.tools import doctor
-from shoal.tools.cli import progress
+from shoal.cli import doctor
+from shoal.cli.main import progress
 
 WORKERS = 2
 PPO_STEPS = 200_000

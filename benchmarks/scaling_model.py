@@ -39,7 +39,7 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
-import shoal.cores
+import shoal.support.cores
 from shoal.scaling import Advice, Cluster, Costs, Setup, StepTime, advise, simulate
 from shoal.scaling import measured as measured_costs
 from shoal.scaling.model import ANSWER_LANE, LARGE
@@ -237,7 +237,7 @@ def us(seconds: float) -> str:
 def machine() -> str:
     import ray
 
-    return f"Ray {ray.__version__}, Python {platform.python_version()}, {shoal.cores.usable_cores()} cores"
+    return f"Ray {ray.__version__}, Python {platform.python_version()}, {shoal.support.cores.usable_cores()} cores"
 
 
 def save(costs: dict[str, float]) -> None:

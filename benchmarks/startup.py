@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 import common
-from shoal.tools import doctor, peers
-from shoal.tools.cli import progress
-from shoal.tools.contenders import Contender, Role, ShoalVector
-from shoal.tools.host import Host, Lost
-from shoal.tools.work import Work, probe
+from shoal.cli import doctor, peers
+from shoal.cli.contenders import Contender, Role, ShoalVector
+from shoal.cli.host import ContenderLost, ContenderProcess
+from shoal.cli.main import progress
+from shoal.cli.work import Work, probe
 
 PATIENCE = 180.0
 
@@ -38,7 +38,7 @@ def field(workers: int) -> list[Contender]:
 def start_once(contender: Contender, work: Work) -> dict[str, Any]:
     """Start in a fresh interpreter, close, start again in the same one."""
     begin = time.perf_counter()
-    with Host() as host:
+    with ContenderProcess() as host:
         cold = host.open(contender, work, PATIENCE)
         script = time.perf_counter() - begin
         host.close_runner()
@@ -62,7 +62,7 @@ def measure(work: Work, players: list[Contender], rounds: int) -> dict[str, Any]
                 if not found[player.name]["note"]:
                     try:
                         found[player.name]["runs"].append(start_once(player, work))
-                    except Lost as lost:
+                    except ContenderLost as lost:
                         found[player.name]["note"] = str(lost)
     return found
 

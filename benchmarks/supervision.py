@@ -66,10 +66,10 @@ def guest(name: str) -> None:
     import numpy as np
 
     import shoal
-    from shoal import crew
+    from shoal.engine import workers
 
     if name == "bare":
-        from shoal import vigil
+        from shoal.engine import timeouts
 
         class Nobody:
             def __init__(self, *_: Any):
@@ -81,8 +81,8 @@ def guest(name: str) -> None:
             def close(self) -> None:
                 pass
 
-        crew.Supervisor = Nobody  # type: ignore[misc,assignment]
-        vigil.Vigil.patience_ns = -1  # type: ignore[method-assign,assignment]
+        workers.Supervisor = Nobody  # type: ignore[misc,assignment]
+        timeouts.Timeouts.patience_ns = -1  # type: ignore[method-assign,assignment]
     options = VARIANTS.get(name, {})
     envs = shoal.make("CartPole-v1", num_envs=NUM_ENVS, backend="processes", num_workers=WORKERS, **options)
     envs.reset(seed=0)
@@ -102,8 +102,8 @@ def guest(name: str) -> None:
 def main() -> None:
     """Run what the command line asks for."""
     import common
-    from shoal.tools import doctor
-    from shoal.tools.cli import progress
+    from shoal.cli import doctor
+    from shoal.cli.main import progress
 
     parser = common.parser(str(__doc__).partition("\n")[0], 0.1, 20)
     parser.add_argument(

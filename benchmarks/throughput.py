@@ -6,8 +6,8 @@ python benchmarks/throughput.py --quick --only CartPole -n 64
 from __future__ import annotations
 
 import common
-from shoal.tools import contenders, peers
-from shoal.tools.contenders import Contender, LoopsInStep, Role
+from shoal.cli import contenders, peers
+from shoal.cli.contenders import Contender, LoopsInStep, Role
 
 
 def main() -> None:

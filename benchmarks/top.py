@@ -58,7 +58,7 @@ class Watcher:
 
     def __init__(self, pid: int):
         self._terminal, theirs = pty.openpty()
-        command = [sys.executable, "-m", "shoal.tools.cli", "top", str(pid)]
+        command = [sys.executable, "-m", "shoal.cli.main", "top", str(pid)]
         environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "50"}
         self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ)
         os.close(theirs)
@@ -132,8 +132,8 @@ def measure(backend: str, seconds: float, rounds: int, notify: Any) -> dict[str,
 def main() -> None:
     """Run what the command line asks for."""
     import common
-    from shoal.tools import doctor
-    from shoal.tools.cli import progress
+    from shoal.cli import doctor
+    from shoal.cli.main import progress
     from supervision import interval
 
     parser = common.parser(str(__doc__).partition("\n")[0], 2.0, 40)

@@ -18,13 +18,13 @@ from rich.console import Console
 
 import common
 import shoal
-from shoal.plan import MOST_PROCESSES, MOST_THREADS, Plan
-from shoal.tools import bench, contenders
-from shoal.tools.bench import Result, Settings, Summary
-from shoal.tools.cli import progress
-from shoal.tools.contenders import Contender, LoopsInStep, PlainLoop, Role, ShoalPlanned
-from shoal.tools.report import fraction
-from shoal.tools.work import Work, env_fn, probe
+from shoal.cli import bench, contenders
+from shoal.cli.bench import RateSummary, Result, Settings
+from shoal.cli.contenders import Contender, LoopsInStep, PlainLoop, Role, ShoalPlanned
+from shoal.cli.main import progress
+from shoal.cli.report import fraction
+from shoal.cli.work import Work, env_fn, probe
+from shoal.planning.plan import MOST_PROCESSES, MOST_THREADS, Plan
 from shoal.tuning.result import TuneResult
 
 TUNED, AUTO = "Shoal tuned", "Shoal auto"
@@ -151,7 +151,7 @@ def say(said: dict[str, Any]) -> str:
 
 
 def _fraction(ratio: dict[str, float]) -> str:
-    return fraction(Summary(**ratio))
+    return fraction(RateSummary(**ratio))
 
 
 def main() -> None:

@@ -6,14 +6,14 @@ from shoal import errors
 from shoal.batch import Batch
 from shoal.dialects.gymnasium import entry_point, install, uninstall
 from shoal.errors import *  # noqa: F403
-from shoal.far.mpi_serve import serve
-from shoal.lazy import modules_of
 from shoal.make import make
-from shoal.plan import Plan
+from shoal.observe.stats import PoolStats, WorkerInfo
+from shoal.planning.plan import Plan
 from shoal.pool import Pool
+from shoal.remote.mpi.serve import serve
 from shoal.rollout import Rollout
-from shoal.snapshot import Snapshot
-from shoal.stats import PoolStats, WorkerInfo
+from shoal.state.snapshot import Snapshot
+from shoal.support.lazy_modules import modules_of
 from shoal.tuning import tune
 
 __all__ = [

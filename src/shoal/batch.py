@@ -1,13 +1,19 @@
-"""What `recv` returns."""
+"""What a pool gives its caller: `Batch`, the answers of one `recv`, and `Rollout`, those of many steps.
+
+Imports nothing of Shoal, because every layer hands these on.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Rollout"]
+
+Array = npt.NDArray[Any]
 
 
 class Batch(NamedTuple):
@@ -49,3 +55,29 @@ class Batch(NamedTuple):
     def final_obs(self) -> dict[int, Any]:
         """Under `autoreset="same_step"`: the last observation of each episode that ended, by env id."""
         return {env_id: info["final_obs"] for env_id, info in self.info.items() if "final_obs" in info}
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What has happened in `steps` steps of all lanes. All arrays are the caller's own.
+
+    Attributes:
+        obs: [steps + 1, lanes, ...], nested as the space is: `obs[t]` is what the policy saw when it chose
+            `actions[t]`, and the last one is where it all ended.
+        actions: [steps, lanes, ...], nested as the space is.
+        reward, terminated, truncated, episode_return, episode_length: [steps, lanes], the answers to `actions[t]`.
+        began: bool [steps + 1, lanes], where `obs[t]` is the first of an episode. Under `autoreset="next_step"`, the
+            action before it was ignored.
+        final_obs: [steps, lanes, ...] under `autoreset="same_step"`, else None: the last observation of each episode
+            that `actions[t]` ended, and zeros elsewhere.
+    """
+
+    obs: Any
+    actions: Any
+    reward: Array
+    terminated: Array
+    truncated: Array
+    began: Array
+    episode_return: Array
+    episode_length: Array
+    final_obs: Any

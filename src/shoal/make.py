@@ -7,8 +7,8 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from shoal.adapters.gymnasium import find_spec
 from shoal.dialects.gymnasium import with_spec
+from shoal.envs.functions import find_spec
 
 __all__ = ["make"]
 

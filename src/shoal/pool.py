@@ -17,14 +17,31 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space
 
-from shoal import native, procs
-from shoal.adapters.gymnasium import as_env_fns
+from shoal import native
 from shoal.backends.base import split
-from shoal.backends.far import FAR, Transport, make_transport
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.batch import Batch
-from shoal.block import own_copy
-from shoal.checks import (
+from shoal.engine.commands import Call
+from shoal.engine.env_specs import EnvSpecs, agree
+from shoal.engine.lane_groups import Groups, choose_mode
+from shoal.engine.recovery import RecoveryPolicy
+from shoal.engine.scheduler import Scheduler
+from shoal.engine.workers import BACKENDS, Workers
+from shoal.envs.batched import BATCHED, batched_env_fn, build_batched, can_be_compiled, choose_compiled
+from shoal.envs.functions import as_env_fns
+from shoal.errors import BadCall, CannotSnapshot, EnvError, PoolClosed, ShoalError, WrongProcess
+from shoal.memory.answers import Frames, Ready, frames_to_lend
+from shoal.memory.messages import StepperConfig
+from shoal.memory.packed_errors import PackedError
+from shoal.memory.slab import Layout, Slab
+from shoal.observe.stats import PoolStats, WorkerInfo
+from shoal.planning.plan import Plan, contradiction, given_plan, make_plan, spin_times
+from shoal.remote.dispatcher import REMOTE, Transport, make_transport
+from shoal.rollout import ANSWERS, Rollout, roll_out
+from shoal.spaces.leaves import array_leaves, flatten
+from shoal.state.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
+from shoal.support import processes
+from shoal.support.checks import (
     Ids,
     Options,
     Seed,
@@ -35,24 +52,8 @@ from shoal.checks import (
     spread_seed,
     whole_number,
 )
-from shoal.crew import BACKENDS, Crew
-from shoal.deadline import NEVER, Deadline
-from shoal.errors import BadCall, CannotSnapshot, EnvError, PoolClosed, ShoalError, WrongProcess
-from shoal.frames import Frames, Ready, frames_to_lend
-from shoal.groups import Groups, choose_mode
-from shoal.healing import HealthPolicy
-from shoal.messages import StepperConfig
-from shoal.plan import Plan, contradiction, given_plan, make_plan, spin_times
-from shoal.remote import PackedError
-from shoal.rollout import ANSWERS, Rollout, roll_out
-from shoal.rows import BATCHED, batched_env_fn, build_batched, can_be_compiled, choose_compiled
-from shoal.scheduler import Scheduler
-from shoal.slab import Layout, Slab
-from shoal.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
-from shoal.spaces import array_leaves, flatten
-from shoal.specs import EnvSpecs, agree
-from shoal.stats import PoolStats, WorkerInfo
-from shoal.switchboard import Call
+from shoal.support.deadline import NEVER, Deadline
+from shoal.worker.single import own_copy
 
 __all__ = ["Pool", "refuse_unknown_options"]
 
@@ -76,9 +77,9 @@ class Pool:
             neither is ever chosen by "auto" (docs/distributed.md).
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
-        backend_options: for "mpi", see `shoal.far.mpi.MpiOptions`: how each rank runs its envs, and which ranks; for
-            "ray", see `shoal.far.ray.RayOptions`: address, resources and placement of actors, and how
-            each runs its envs.
+        backend_options: for "mpi" those of `MpiOptions` (how each rank runs its envs, and which ranks), for "ray" those
+            of `RayOptions` (address, resources and placement of actors, and how each runs its envs); see
+            docs/distributed.md.
         batch_size: how many lanes `recv` waits for; by default all.
         batch_envs: the same in envs, where these have several lanes.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled"; None for "next_step", or for
@@ -173,7 +174,7 @@ class Pool:
         if backend in BATCHED:
             count = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
             env_fns: list[Any] = [batched_env_fn(backend, env, count, env_kwargs, num_workers)]
-        elif backend in FAR and (backend_options or {}).get("local_backend") in tuple(BATCHED):
+        elif backend in REMOTE and (backend_options or {}).get("local_backend") in tuple(BATCHED):
             env_fns, count = [], whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)
         else:
             env_fns = as_env_fns(env, num_envs, env_kwargs)
@@ -184,7 +185,7 @@ class Pool:
         self._check_boxes, self._check_nan = check_actions == "all", bool(check_nan)
         self.on_error = on_error
         self.step_timeout = None if step_timeout is None else positive_number("step_timeout", step_timeout)
-        self._policy = HealthPolicy.checked(on_error, max_restarts, restart_window, recycle_after)
+        self._policy = RecoveryPolicy.checked(on_error, max_restarts, restart_window, recycle_after)
         # What the caller has seen last must outlive a torn write.
         self.frames = whole_number("frames", frames, 2 if self._policy.replaces else 1, 255)
         _check_limits(backend, on_error, step_timeout, recycle_after)
@@ -192,11 +193,13 @@ class Pool:
         survives = self._policy.replaces or step_timeout is not None
         if backend == "auto" and survives:
             backend = "processes"
-        if backend_options is not None and backend not in FAR:
-            raise ValueError(f'backend_options: backend="{backend}" takes none, only {" and ".join(map(repr, FAR))} do')
+        if backend_options is not None and backend not in REMOTE:
+            raise ValueError(
+                f'backend_options: backend="{backend}" takes none, only {" and ".join(map(repr, REMOTE))} do'
+            )
         deadline = Deadline.after(start_timeout)
         transport = None
-        if backend in FAR:
+        if backend in REMOTE:
             transport = make_transport(backend, backend_options or {}, count, num_workers)
             num_workers = transport.num_workers
         try:
@@ -212,7 +215,7 @@ class Pool:
             if reason:
                 words = reason if backend == "compiled" else f"{self.plan.reason}; {reason}"
                 self.plan = replace(self.plan, reason=words)
-            self._crew = Crew(
+            self._workers = Workers(
                 env_fns, self.plan.backend, self.plan.num_workers, self._start_method, start_timeout, transport
             )
         except BaseException:
@@ -222,7 +225,7 @@ class Pool:
         try:
             self.specs: EnvSpecs = self._start(autoreset, observation_mode, batch_size, batch_envs, seed, deadline)
         except BaseException:
-            self._crew.dismiss(Deadline.after(1.0))  # a partial start is undone
+            self._workers.dismiss(Deadline.after(1.0))  # a partial start is undone
             if hasattr(self, "_slab"):
                 self._slab.close()
             raise
@@ -243,11 +246,11 @@ class Pool:
         seed: Seed,
         deadline: Deadline,
     ) -> EnvSpecs:
-        summaries = self._crew.build(deadline)
-        self.autoreset = choose_mode(autoreset, self._crew.groups)
+        summaries = self._workers.build(deadline)
+        self.autoreset = choose_mode(autoreset, self._workers.groups)
         self._policy = replace(self._policy, same_step=self.autoreset == "same_step")
-        self.num_envs = self._crew.blocks[-1][1]
-        groups = Groups(self._crew.groups, self._policy.replaces)
+        self.num_envs = self._workers.blocks[-1][1]
+        groups = Groups(self._workers.groups, self._policy.replaces)
         if batch_envs is not None:
             batch_size = groups.lanes_of(batch_envs, self.num_envs)
         elif batch_size is not None and (planned := self.plan.envs_in_a_batch) is not None:
@@ -275,24 +278,24 @@ class Pool:
             if self._policy.replaces:
                 self.frames += 1  # what the caller has seen last must outlive a torn write
         layout = Layout.plan(
-            obs_leaves, action_leaves, self.num_envs, self.frames, len(self._crew.workers),
+            obs_leaves, action_leaves, self.num_envs, self.frames, len(self._workers),
             finals=self.autoreset == "same_step",
-            absences=any(lanes.can_be_absent for lanes in self._crew.groups), rows=self._flat_rows,
+            absences=any(lanes.can_be_absent for lanes in self._workers.groups), rows=self._flat_rows,
         )  # fmt: skip
-        self._slab = Slab.create(layout, self._crew.shared)
+        self._slab = Slab.create(layout, self._workers.shared)
         spin_pool, spin_workers = spin_times(self.plan)
         config = StepperConfig(
             specs.single_observation_space, specs.single_action_space, self.autoreset,
             self.batch_size < self.num_envs, spin_workers, self._check_nan,
         )  # fmt: skip
-        self._crew.attach(self._slab, config, deadline)
+        self._workers.attach(self._slab, config, deadline)
         self.data = Frames(
             self._slab, specs.single_observation_space, self.copy, lend, spare=2 if self._policy.replaces else 1
         )
         # Of a team, only the env knows whether it goes on without those whose episodes are over.
-        user_resets = self.autoreset == "disabled" and not any(lanes.can_be_absent for lanes in self._crew.groups)
+        user_resets = self.autoreset == "disabled" and not any(lanes.can_be_absent for lanes in self._workers.groups)
         self._scheduler = Scheduler(
-            self._slab, self._crew, self.data, action_leaves, self._check_boxes, user_resets,
+            self._slab, self._workers, self.data, action_leaves, self._check_boxes, user_resets,
             self.order == "fifo", spin_pool, self.step_timeout, self._policy, groups, window,
             self._break,
         )  # fmt: skip
@@ -312,7 +315,7 @@ class Pool:
 
     def _introduce(self, specs: EnvSpecs) -> None:
         """Let `shoal top` find the pool."""
-        me = procs.identify(os.getpid())
+        me = processes.identify(os.getpid())
         self._slab.introduce({
             "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": time.monotonic_ns(),
             "env": specs.name[:100], "backend": self.plan.backend, "envs": self.num_envs,
@@ -344,18 +347,18 @@ class Pool:
     @property
     def lane_names(self) -> list[Any] | None:
         """The names of the agents of one env, one for each of its lanes; None where lanes have no names."""
-        return self._crew.groups[0].names if self._crew.groups else None
+        return self._workers.groups[0].names if self._workers.groups else None
 
     @property
     def lanes_per_env(self) -> int:
         """How many neighbouring lanes are one env's; 0 where envs differ in that."""
-        counts = {lanes.size if lanes.together else 1 for lanes in self._crew.groups} or {1}
+        counts = {lanes.size if lanes.together else 1 for lanes in self._workers.groups} or {1}
         return counts.pop() if len(counts) == 1 else 0
 
     @property
     def workers(self) -> list[WorkerInfo]:
         """Each worker's process id, env ids and state."""
-        return [WorkerInfo(w.index, w.pid, list(w.env_ids), w.state, w.node) for w in self._crew.workers]
+        return [WorkerInfo(w.index, w.pid, list(w.env_ids), w.state, w.node) for w in self._workers]
 
     @property
     def closed(self) -> bool:
@@ -371,7 +374,7 @@ class Pool:
     def local_envs(self) -> list[Any]:
         """The envs that live in the caller's process: all under serial, the caller's block under hybrid, and under a
         batched backend the one that steps all lanes."""
-        return [] if self._crew.inline is None else self._crew.inline.envs
+        return [] if self._workers.inline is None else self._workers.inline.envs
 
     @property
     def pending(self) -> Ids:
@@ -381,7 +384,7 @@ class Pool:
     def stats(self) -> PoolStats:
         """Counts since the start, and where the time went; print it. For an interval, subtract an earlier one."""
         self._check_usable()
-        blocks = [list(worker.env_ids) for worker in self._crew.workers]
+        blocks = [list(worker.env_ids) for worker in self._workers]
         return PoolStats.read(self._slab, self.plan.backend, self.batch_size, blocks)
 
     def __repr__(self) -> str:
@@ -477,9 +480,9 @@ class Pool:
             return False
         from shoal.compiled.rolling import roll
 
-        assert self._crew.inline is not None
+        assert self._workers.inline is not None
         with self._scheduler.alone():
-            if not roll(self._crew.inline.stepper, record, policy, params, rngs):
+            if not roll(self._workers.inline.stepper, record, policy, params, rngs):
                 return False
             slot = self._scheduler.move_on()
         last = {name: getattr(record, name)[-1] for name in (*ANSWERS, "began")}
@@ -551,7 +554,7 @@ class Pool:
                 tells of their restart.
         """
         deadline = Deadline.after(timeout)
-        return self._scheduler.board.finish(self.start_call(name, args, kwargs, env_ids, deadline), deadline)
+        return self._scheduler.commands.finish(self.start_call(name, args, kwargs, env_ids, deadline), deadline)
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """An attribute of each env, through its wrappers."""
@@ -563,7 +566,7 @@ class Pool:
         Raises:
             EnvError, CallPending, WorkerDied: as `call` does.
         """
-        return self._scheduler.board.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
+        return self._scheduler.commands.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set an attribute of each env: a list or tuple gives each its own, anything else goes to all."""
@@ -573,7 +576,7 @@ class Pool:
         if len(each) != len(ids):
             raise BadCall(f"set_attr: expected {len(ids)} values, one per env, found {len(each)}")
         call = self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows]))
-        self._scheduler.board.finish(call, NEVER)
+        self._scheduler.commands.finish(call, NEVER)
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """A frame of each env, as its render mode says."""
@@ -596,7 +599,7 @@ class Pool:
     def finish_call(self, call: Call, timeout: float | None = None) -> list[Any]:
         """The second half of `call` and of `apply`: waits for the results. Several may be under way, in any order."""
         self._check_usable()
-        return self._scheduler.board.finish(call, Deadline.after(timeout))
+        return self._scheduler.commands.finish(call, Deadline.after(timeout))
 
     def _check_usable(self) -> None:
         if self._fault is not None:
@@ -625,7 +628,7 @@ class Pool:
         deadline = Deadline.after(timeout)
         notes = self._scheduler.settle(deadline)
         ids = np.arange(self.num_envs)
-        saved = self._scheduler.board.command(ids, "save", lambda rows: (), deadline)
+        saved = self._scheduler.commands.command(ids, "save", lambda rows: (), deadline)
         failed = {env_id: value for env_id, value in enumerate(saved) if isinstance(value, PackedError)}
         if failed:
             first: dict[str, int] = {}
@@ -675,12 +678,12 @@ class Pool:
             raise
 
     def _go_back(self, snapshot: Snapshot, ids: Ids, deadline: Deadline) -> Batch:
-        loaded = self._scheduler.board.command(
+        loaded = self._scheduler.commands.command(
             ids, "load", lambda rows: ([snapshot.envs[row] for row in rows],), deadline
         )
         for env_id, value in enumerate(loaded):
             if isinstance(value, PackedError):
-                raise value.unpack(env_id, int(self._crew.owner_of_lanes()[env_id]))
+                raise value.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))
         slot = self.data.free_slot() or 0
         write_fields(self._slab, snapshot.fields, slot)
         for lane, objects in enumerate(snapshot.objects):
@@ -720,7 +723,7 @@ class Pool:
         errors = self._shut(timeout, PoolClosed("the pool is closed: make a new one"))
         if errors:
             env_id, error = errors[0]
-            raise error.unpack(env_id, int(self._crew.owner_of_lanes()[env_id]))
+            raise error.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))
 
     def _shut(self, timeout: float | None, fault: ShoalError) -> list[tuple[int, Any]]:
         if self._fault is not None:
@@ -729,7 +732,7 @@ class Pool:
         _open_pools.discard(self)
         self._slab.withdraw()
         self._scheduler.end(fault)
-        errors = self._crew.dismiss(Deadline.after(timeout))
+        errors = self._workers.dismiss(Deadline.after(timeout))
         self._slab.close()
         return errors
 
@@ -792,7 +795,7 @@ def _check_limits(backend: str, on_error: str, step_timeout: Any, recycle_after:
             f'step_timeout: backend="{backend}" steps envs in this very thread, which cannot be timed out; use '
             '"processes" or "threads"'
         )
-    if recycle_after is not None and backend in ("serial", "threads", *BATCHED, *FAR):
+    if recycle_after is not None and backend in ("serial", "threads", *BATCHED, *REMOTE):
         raise ValueError(f'recycle_after is for worker processes, and backend="{backend}" has none')
 
 
@@ -807,7 +810,7 @@ def _disown_all() -> None:
         pool._fault = WrongProcess(
             f"this pool belongs to process {os.getppid()}, of which this one is a fork: make a pool here"
         )
-        pool._crew.abandon()
+        pool._workers.abandon()
     _open_pools.clear()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 __all__ = [
     "LAUNCHER_VARIABLES", "MpiRanks", "Ranks", "RayRanks", "RayTrainRanks", "TorchRanks", "current",

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from shoal.batch import Rollout
 from shoal.errors import BadCall
-from shoal.spaces import Leaf, array_leaves, assemble, get_path
-from shoal.trajectory import Rollout
+from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 
 __all__ = ["ANSWERS", "Rollout", "roll_out"]
 

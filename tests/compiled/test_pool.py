@@ -15,7 +15,7 @@ import shoal
 from compiled.envs import CartPole, Nested, Sized, Tag
 from shoal import compiled
 from shoal.compiled import numba_cpu
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 pytest.importorskip("numba", reason="compiled envs need numba")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.adapters.pettingzoo import ParallelLanes
+from shoal.envs.pettingzoo import ParallelLanes
 from shoal.group import Answers
-from shoal.spaces import flatten
+from shoal.spaces.leaves import flatten
 
 GARBAGE = 77  # what lies in the memory that lanes are written to
 

@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 from agent_envs import Crowd, Masked, Parallel, Scripted, Unequal
 from contract.lane_driver import Driver
-from shoal.adapters.pettingzoo import ParallelLanes, is_aec_env, is_parallel_env
+from shoal.envs.pettingzoo import ParallelLanes, is_aec_env, is_parallel_env
 from shoal.errors import BadAction, BadEnv, BadObservation, ResetNeeded
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 MODES = ("next_step", "same_step", "disabled")
 

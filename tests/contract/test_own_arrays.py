@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import shoal
-from shoal.frames import LEND_FRAMES, LEND_FROM
+from shoal.memory.answers import LEND_FRAMES, LEND_FROM
 
 SHAPE = (64, 64)
 COUNT = 4  # of envs: a frame is just large enough to be lent

@@ -19,7 +19,7 @@ from contract.lockstep import assert_same
 from contract.plain_loop import Row, plain_loop
 from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv, fingerprint
 from shoal import Pool
-from shoal.block import Stepper
+from shoal.worker.single import Stepper
 
 AUTORESETS = ("next_step", "same_step", "disabled")
 PARALLEL = ("threads", "processes", "hybrid")  # where the caller can wait while an env is at work

@@ -15,7 +15,7 @@ import shoal
 from envs import CountEnv, SpaceEnv
 from faults.kit import DeedEnv
 from shoal import Pool
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 dm_env = pytest.importorskip("dm_env", reason="these are its environments")
 specs = pytest.importorskip("dm_env.specs")

@@ -21,7 +21,7 @@ from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, ReusedBufferEnv, S
 from shoal import BadAction, BadEnv, CallPending, EnvError, NothingPending, PoolClosed, ResetNeeded
 from shoal.dialects import envpool
 from shoal.dialects.gymnasium import SyncVectorEnv
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 SHORT = functools.partial(CountEnv, length=3)
 

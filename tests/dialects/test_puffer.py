@@ -12,9 +12,9 @@ import pytest
 
 import shoal
 from envs import CountEnv
-from shoal.cores import usable_cores
 from shoal.dialects import puffer
 from shoal.dialects.puffer import Multiprocessing, Serial
+from shoal.support.cores import usable_cores
 
 pytestmark = pytest.mark.timeout(60)
 Multi = functools.partial(Multiprocessing, num_workers=2)

@@ -7,9 +7,9 @@ import threading
 import time
 from typing import Any
 
-from shoal.backends.far import Deliver, Lost
-from shoal.deadline import Deadline
-from shoal.far.host import Host
+from shoal.remote.dispatcher import Deliver, HostLost
+from shoal.remote.host import BlockHost
+from shoal.support.deadline import Deadline
 
 links: list[Any] = []  # of the last pool, for tests that end one
 
@@ -18,7 +18,7 @@ class LoopbackLink:
     """A thread that serves one host. Messages are handed over late or out of order where a test says so."""
 
     def __init__(self, index: int, deliver: Deliver, options: dict[str, Any]):
-        self.host = Host(f"loop {index}")
+        self.host = BlockHost(f"loop {index}")
         self.deliver, self.options, self.killed = deliver, options, False
         self.posted = 0
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -56,7 +56,7 @@ class LoopbackLink:
     def lose(self, why: str = "was lost on the way") -> None:
         """As if the connection had broken."""
         self.kill()
-        self.deliver(Lost(why))
+        self.deliver(HostLost(why))
 
     def _serve(self) -> None:
         while not self.killed:

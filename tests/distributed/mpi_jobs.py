@@ -28,7 +28,7 @@ from distributed.kit import PlacedEnv, history
 from distributed.rank_jobs import Reporter
 from envs import CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
 from faults.kit import DeedEnv
-from shoal.far import mpi_mail, mpi_serve
+from shoal.remote.mpi import mailbox, serve
 
 NESTED = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(5), spaces.Text(4)]), "b": spaces.Box(-1, 1, ())})
 IMAGE = spaces.Box(0, 255, (96, 96, 3), np.uint8)
@@ -262,7 +262,7 @@ def late() -> None:
     """Rank 1 serves when the first pool is refused, and rank 2 before."""
     from mpi4py import MPI
 
-    MPI.COMM_WORLD.Probe(2, mpi_mail.HELLO)
+    MPI.COMM_WORLD.Probe(2, mailbox.HELLO)
     error = refused(shoal.StartError, backend_options={"meet_timeout": 0.5})
     MPI.COMM_WORLD.send("go on", 1, GO_ON)
     with pool_of() as pool:
@@ -271,7 +271,7 @@ def late() -> None:
 
 def again() -> None:
     """Pools one after the other, more than there are tags."""
-    mpi_mail.LEAST_TAG = mpi_mail.FIRST_HOST + 2
+    mailbox.LEAST_TAG = mailbox.FIRST_HOST + 2
     found = []
     for _ in range(4):
         with pool_of(start_timeout=10) as pool:
@@ -307,7 +307,7 @@ JOBS = {
 WITHOUT_SERVING = ("groups", "silent", "unthreaded", "everywhere")
 
 if __name__ == "__main__":
-    mpi_serve.HUNG_PATIENCE = 0.5
+    serve.HUNG_PATIENCE = 0.5
     if sys.argv[1] in ("silent", "late") and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
         from mpi4py import MPI
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from shoal.far.bell import Bell, BellTower
+from shoal.remote.bell import BellTower, MachineBell
 
 HERE, THERE = ("fish", "1"), ("chips", "1")
 pytestmark = pytest.mark.timeout(30)
@@ -23,7 +23,7 @@ def tower() -> BellTower:
 
 def test_who_is_rung_for_wakes_up(tower: BellTower) -> None:
     homes = {0: HERE, 1: HERE, 2: HERE}
-    driver, server = Bell(tower, 0, homes), Bell(tower, 2, homes)
+    driver, server = MachineBell(tower, 0, homes), MachineBell(tower, 2, homes)
     assert [driver.reaches(rank) for rank in (1, 2)] == [True, True]
     driver.ring(2)  # before it sleeps
     driver.ring(1)
@@ -37,7 +37,7 @@ def test_who_is_rung_for_wakes_up(tower: BellTower) -> None:
 
 def test_each_ring_ends_one_sleep(tower: BellTower) -> None:
     homes = {0: HERE, 1: HERE, 2: HERE}
-    driver, server = Bell(tower, 0, homes), Bell(tower, 1, homes)
+    driver, server = MachineBell(tower, 0, homes), MachineBell(tower, 1, homes)
     for _ in range(3):
         driver.ring(1)
     assert [server.sleep(LONG), server.sleep(LONG)] == [True, True]
@@ -48,7 +48,7 @@ def test_each_ring_ends_one_sleep(tower: BellTower) -> None:
 
 def test_ranks_of_other_machines_are_not_reached(tower: BellTower) -> None:
     homes = {0: HERE, 1: HERE, 2: THERE}
-    driver, server = Bell(tower, 0, homes), Bell(tower, 2, homes)
+    driver, server = MachineBell(tower, 0, homes), MachineBell(tower, 2, homes)
     assert [driver.reaches(rank) for rank in (1, 2)] == [True, False]
     assert not server.reaches(0)
     driver.ring(2)
@@ -58,7 +58,7 @@ def test_ranks_of_other_machines_are_not_reached(tower: BellTower) -> None:
 
 def test_a_system_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    bell = Bell(BellTower.build(HERE, 2), 1, {0: HERE, 1: HERE})
+    bell = MachineBell(BellTower.build(HERE, 2), 1, {0: HERE, 1: HERE})
     assert not bell.reaches(0)
     bell.ring(0)
     assert bell.rings() == 0
@@ -66,7 +66,7 @@ def test_a_system_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_owner_that_cannot_be_seen(tower: BellTower) -> None:
-    bell = Bell(BellTower(HERE, tower.owner, 10_000), 1, {0: HERE, 1: HERE})
+    bell = MachineBell(BellTower(HERE, tower.owner, 10_000), 1, {0: HERE, 1: HERE})
     assert not bell.reaches(0)
     bell.sleep(0.01)
 
@@ -76,5 +76,5 @@ def test_a_tower_that_was_closed(tower: BellTower) -> None:
     other = os.memfd_create("another", os.MFD_CLOEXEC)
     os.ftruncate(other, 4096)
     assert other == tower.descriptor, "the number is used again"
-    assert not Bell(tower, 1, {0: HERE, 1: HERE}).reaches(0)
+    assert not MachineBell(tower, 1, {0: HERE, 1: HERE}).reaches(0)
     os.close(other)

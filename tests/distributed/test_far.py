@@ -20,10 +20,10 @@ from distributed.kit import history
 from envs import INFO_KINDS, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
 from faults.kit import DeedEnv, eventually
 from shoal import Pool
-from shoal.backends import far
-from shoal.backends.wire import Wire, unpack_words
 from shoal.dialects import puffer
 from shoal.native import counters
+from shoal.remote import dispatcher
+from shoal.remote.wire import Wire, unpack_words
 
 pytestmark = pytest.mark.timeout(60)
 ZEROS = np.zeros(7, np.int64)
@@ -44,7 +44,7 @@ SPACES = {
 
 @pytest.fixture(autouse=True)
 def _loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(far.FAR, "ray", ("distributed.loopback", "LoopbackTransport"))
+    monkeypatch.setitem(dispatcher.REMOTE, "ray", ("distributed.loopback", "LoopbackTransport"))
 
 
 def pool_of(env: Any = CountEnv, num_envs: int | None = 7, num_workers: int = 3, **options: Any) -> Pool:
@@ -319,12 +319,12 @@ def test_many_envs_may_take_longer_together_beside_busy_neighbours() -> None:
 
 def test_what_an_env_was_doing_is_not_held_against_its_next_step(gate: Path) -> None:
     with pool_of(functools.partial(GateEnv, gate), 2, 1) as pool:
-        (link,), (worker,) = loopback.links, pool._crew.workers
+        (link,), (worker,) = loopback.links, pool._workers
         doing = pool._slab.array("stats")[0]
 
         def hear(words: bytes) -> int:
             link.deliver(words)
-            worker._stacks.get(timeout=10)  # the office has dealt with it
+            worker._stacks.get(timeout=10)  # the dispatcher has dealt with it
             return int(doing[counters.STAT_AT])
 
         pool.reset(seed=0)
@@ -366,7 +366,7 @@ def test_a_hanging_env_is_ended_and_replaced(gate: Path) -> None:
 
 
 def test_what_a_wait_is_for(gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.vigil.PATIENCE_NS", 300_000_000)
+    monkeypatch.setattr("shoal.engine.timeouts.PATIENCE_NS", 300_000_000)
     with pool_of(functools.partial(GateEnv, gate), 4, 2) as pool:
         pool.reset(seed=0)
         pool.send([0, 0, 0, 3])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distributed.mpiexec import launcher, need, start
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 JOBS = str(Path(__file__).with_name("mpi_jobs.py"))
 GONE = r"worker 1 \(on node \S+, rank 2, pid (\d+), envs 4 to 6\) has ended without a word"
@@ -50,7 +50,7 @@ def test_all_kinds_of_envs_and_of_pools() -> None:
 
 
 def test_ranks_that_do_nothing_but_serve() -> None:
-    own = [sys.executable, "-m", "shoal.tools.cli", "serve"]
+    own = [sys.executable, "-m", "shoal.cli.main", "serve"]
     done = start([*launcher(1), sys.executable, JOBS, "same", ":", "-n", "2", *own], timeout=60)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"workers": [[0, 1, 2, 3], [4, 5, 6]]}), done.stderr
 
@@ -173,7 +173,7 @@ def test_a_rank_that_never_starts_mpi() -> None:
 def test_rank_0_outlives_the_wait_for_the_others_whatever_was_forked_meanwhile() -> None:
     script = """
 import os, signal, time
-from shoal.far.mpi_start import _guarded
+from shoal.remote.mpi.start import _guarded
 with _guarded(1.0):
     child = os.fork()  # as a thread of the caller's may: it has all that is open here
     if child == 0:
@@ -204,7 +204,7 @@ def test_an_mpi_without_threads() -> None:
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_command_that_cannot_serve(count: int) -> None:
     begin = launcher(count) if count else []
-    done = start([*begin, sys.executable, "-m", "shoal.tools.cli", "serve"], timeout=60)
+    done = start([*begin, sys.executable, "-m", "shoal.cli.main", "serve"], timeout=60)
     assert done.returncode == 2
     assert "shoal serve: this is rank 0, which drives, or no mpiexec has started it" in done.stderr
     assert "Traceback" not in done.stderr

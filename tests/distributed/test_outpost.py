@@ -13,13 +13,13 @@ import pytest
 from envs import CountEnv
 from faults.kit import eventually
 from shoal import Pool
-from shoal.backends import far
-from shoal.backends.far import Deliver
-from shoal.far import pace as pace_of
-from shoal.far import ray, ray_lane
-from shoal.far.host import Host
-from shoal.far.ray import RayOptions
-from shoal.far.ray_outpost import Outpost
+from shoal.remote import dispatcher
+from shoal.remote import poll_backoff as pace_of
+from shoal.remote.dispatcher import Deliver
+from shoal.remote.host import BlockHost
+from shoal.remote.ray import channel, transport
+from shoal.remote.ray.host import RayHost
+from shoal.remote.ray.transport import RayOptions
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,7 +30,7 @@ class Link:
     swap = False
 
     def __init__(self, index: int, deliver: Deliver):
-        self._outpost = Outpost(Host(f"post {index}"))
+        self._outpost = RayHost(BlockHost(f"post {index}"))
         threading.Thread(target=self._outpost.work, daemon=True).start()
         self._deliver, self._calls = deliver, ThreadPoolExecutor(8)
         self._held: list[bytes] = []
@@ -75,7 +75,7 @@ class Calls:
 
 @pytest.mark.parametrize("local", ["serial", "threads", "processes"])
 def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(far.FAR, "ray", (__name__, "Calls"))
+    monkeypatch.setitem(dispatcher.REMOTE, "ray", (__name__, "Calls"))
     with Pool(CountEnv, 4, backend="ray", batch_size=2, backend_options={"local_backend": local}) as pool:
         pool.async_reset(seed=0)
         pool.recv(timeout=10)
@@ -93,7 +93,7 @@ def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch
 def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(pace_of.time, "perf_counter", lambda: now)
-    pace = ray_lane.looks()
+    pace = channel.looks()
     for _ in range(pace_of.MEMORY):
         pace.restart()
         now += 0.005
@@ -152,8 +152,8 @@ class FakeRay:
 
 def test_only_the_cluster_that_we_have_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay()
-    monkeypatch.setattr(ray, "_ray", lambda: fake)
-    cluster = ray._Cluster()
+    monkeypatch.setattr(transport, "_ray", lambda: fake)
+    cluster = transport._Cluster()
     _, ours = cluster.enter(None)
     cluster.enter(None)
     cluster.leave(ours)

@@ -23,8 +23,8 @@ import shoal
 from distributed.rank_jobs import assert_pooled
 from shoal import ranks as shoal_ranks
 from shoal.dialects import baselines, sb3
-from shoal.extras import install
 from shoal.ranks import MpiRanks, Ranks, current, rank_path, rank_seed, without_launcher
+from shoal.support.optional_dependencies import install
 from shoal.wrappers import Normalize, RunningMeanStd, wrap
 from shoal.wrappers.running import merge_ranks
 from wrappers.kit import MANY, VECTOR, NoisyEnv, assert_same, stable_baselines

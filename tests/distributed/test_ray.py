@@ -24,9 +24,9 @@ from envs import CountEnv, FailEnv, GateEnv, SpaceEnv
 from faults.kit import alive, eventually
 from shoal import Pool
 from shoal.dialects import puffer
-from shoal.extras import install
-from shoal.far.bell import BellTower
-from shoal.far.ray import _Cluster
+from shoal.remote.bell import BellTower
+from shoal.remote.ray.transport import _Cluster
+from shoal.support.optional_dependencies import install
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')
 
@@ -84,7 +84,7 @@ def test_images_through_the_object_store() -> None:
 def links(pool: Pool) -> tuple[Any, Any]:
     """To the actor on this node, and to the one elsewhere."""
     here = ray.get_runtime_context().get_node_id()[:8]
-    mine, others = sorted(pool._crew.workers, key=lambda worker: here not in worker.node)
+    mine, others = sorted(pool._workers, key=lambda worker: here not in worker.node)
     assert here in mine.node
     assert here not in others.node
     return mine._link, others._link  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ import pytest
 import shoal
 from envs import CountEnv, GateEnv
 from faults.kit import RELEASE, DeedEnv, alive, assert_usable, eventually, open_pool
-from shoal import vigil
+from shoal.engine import timeouts
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -144,7 +144,7 @@ def test_a_call_is_not_a_step(gate: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "PATIENCE_NS", 300_000_000)
+    monkeypatch.setattr(timeouts, "PATIENCE_NS", 300_000_000)
 
 
 def wait_for_gate(pool: shoal.Pool) -> None:

@@ -33,8 +33,9 @@ from faults.kit import (
     in_thread,
     open_pool,
 )
-from shoal import Pool, procs
+from shoal import Pool
 from shoal.backends.processes import ProcessWorker
+from shoal.support import processes
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -101,7 +102,7 @@ def test_a_worker_dies_at_work(backend: str, act: str, deed: str, code: int, wor
 def test_a_crash_tells_all_that_is_known(start_method: str) -> None:
     """The env, the memory, and where in Python it happened."""
     pool = told("processes", {"step": "really segfault"}, start_method=start_method)
-    worker = pool._crew.workers[1]
+    worker = pool._workers[1]
     assert isinstance(worker, ProcessWorker)
     eventually(lambda: worker.memory is not None)
     with pytest.raises(shoal.WorkerDied) as caught:
@@ -122,7 +123,7 @@ def test_a_crash_tells_all_that_is_known(start_method: str) -> None:
 def test_a_kill_for_lack_of_memory_is_told_from_others(counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the control group's counter, where there is one; the counter is faked here, the kill is not."""
     kills = [3]
-    monkeypatch.setattr(procs, "oom_kills", lambda: kills[0])
+    monkeypatch.setattr(processes, "oom_kills", lambda: kills[0])
     pool = told("processes", {"step": "kill"})
     kills[0] += counted
     words = "processes here because memory ran out.*recycle_after" if counted else "if nobody else has sent it"
@@ -535,7 +536,7 @@ def test_a_start_without_descriptors_is_undone() -> None:
 
 
 def test_more_than_the_memory_is_refused_in_one_sentence(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(procs, "available_memory", lambda: 1000)
+    monkeypatch.setattr(processes, "available_memory", lambda: 1000)
     words = r"^4 envs in 2 frames need [\d,]+ bytes of shared memory, and 1,000 are available: use fewer envs, [^\n]*$"
     with pytest.raises(shoal.StartError, match=words):
         open_pool(CountEnv, 4, backend)

@@ -22,8 +22,10 @@ from gymnasium import spaces
 import shoal
 from envs import CountEnv
 from faults.kit import ISOLATED, DeedEnv, alive, eventually, open_pool
-from shoal import Pool, healing, procs
-from shoal.deadline import Deadline
+from shoal import Pool
+from shoal.engine import recovery
+from shoal.support import processes
+from shoal.support.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -151,7 +153,7 @@ def test_a_report_that_is_dropped_does_not_hide_a_later_loss(backend: str) -> No
         requested, answered = (pool._slab.array(name) for name in ("requested", "answered"))
         eventually(lambda: bool((requested == answered).all()))
         kill_worker(pool)
-        eventually(lambda: bool(pool._crew.dead()))
+        eventually(lambda: bool(pool._workers.dead()))
         pool.drop_pending([3])
         assert reports(pool.recv()) == {}
         pool.send([0], [3])
@@ -419,13 +421,13 @@ def test_ctrl_c_while_an_order_is_posted(backend: str, after: bool, then: str) -
         pool.step(ZEROS)
         # Env 2 keeps their worker busy with its reset, so that the next order comes in the middle of a pass.
         pool.set_attr("deeds", [{"reset": "take a while"}, {"step": "raise"}], [2, 3])
-        healer = pool._scheduler._healer
-        healer._lanes = InterruptedLanes(healer._lanes, after)
+        recovery = pool._scheduler._recovery
+        recovery._lanes = InterruptedLanes(recovery._lanes, after)
         with pytest.raises(KeyboardInterrupt):
             pool.step(ZEROS)
         assert pool.pending.tolist() == [0, 1, 2, 3]
         # The worker has read what it was told before the interrupt: it must not take it for what comes now.
-        board = pool._scheduler.board
+        board = pool._scheduler.commands
         assert board.command(np.array([3]), "call", lambda _: ("answer", (), {}), Deadline.after(10)) == [42]
         batch = pool.recv(timeout=10) if then == "recv" else pool.reset(timeout=10)
         assert reports(batch) == {3: ("raised", 1)}
@@ -754,7 +756,7 @@ class LeakyEnv(CountEnv):
         return super().step(action)
 
     def memory(self) -> int:
-        return procs.resident(os.getpid()) or 0
+        return processes.resident(os.getpid()) or 0
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -763,7 +765,7 @@ def test_a_worker_that_grows_is_recycled_at_the_end_of_an_episode(
     backend: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Env 3 leaks. Env 2, of another length, is moved with its state and never notices."""
-    monkeypatch.setattr(healing, "WEIGH_EVERY", 0.0)
+    monkeypatch.setattr(recovery, "WEIGH_EVERY", 0.0)
     fns = [LeakyEnv, LeakyEnv, functools.partial(LeakyEnv, 100), LeakyEnv]
     with open_pool(fns, None, backend, recycle_after=30 << 20, autoreset=mode) as pool:
         pool.reset(seed=0)
@@ -795,7 +797,7 @@ class UnsavableEnv(LeakyEnv):
 
 
 def test_an_env_that_cannot_be_moved_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healing, "WEIGH_EVERY", 0.0)
+    monkeypatch.setattr(recovery, "WEIGH_EVERY", 0.0)
     fns = [UnsavableEnv, functools.partial(UnsavableEnv, 100)]
     with open_pool(fns, None, num_workers=1, recycle_after=16 << 20) as pool:
         pool.reset(seed=0)
@@ -810,7 +812,7 @@ def test_an_env_that_cannot_be_moved_is_truncated(monkeypatch: pytest.MonkeyPatc
 
 
 def test_recycling_with_partial_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healing, "WEIGH_EVERY", 0.0)
+    monkeypatch.setattr(recovery, "WEIGH_EVERY", 0.0)
     with open_pool(LeakyEnv, 5, num_workers=2, batch_size=2, recycle_after=16 << 20) as pool:
         pool.async_reset(seed=0)
         told = set()

@@ -66,7 +66,7 @@ def test_an_interrupt_that_cuts_a_message_closes_the_pool(where: str, monkeypatc
     pool = shoal.Pool(CountEnv, 2, backend="processes", num_workers=1)
     pool.reset(seed=0)
     name = "_wake" if where == "sent" else "receive"
-    worker_type = type(pool._crew.workers[0])
+    worker_type = type(pool._workers[0])
     original = getattr(worker_type, name)
 
     def interrupted(self: Any, *args: Any) -> Any:

@@ -15,16 +15,16 @@ import shoal
 from envs import CountEnv, SpaceEnv
 from faults.kit import DeedEnv
 from shoal.graph import own_errors
-from shoal.graph.host import Host
+from shoal.graph.host import GraphHost
 from shoal.wrappers import Normalize, wrap
 
 
 def test_a_pool_and_what_stands_on_one_will_do() -> None:
     with shoal.Pool(CountEnv, 3, backend="serial") as pool:
-        assert Host(pool).pool is pool
+        assert GraphHost(pool).pool is pool
     for api in ("gymnasium", "sb3", "baselines", *(["dm_env"] if find_spec("dm_env") else [])):
         envs = shoal.make(CountEnv, 3, api=api, backend="serial")
-        assert Host(envs).pool is envs.pool
+        assert GraphHost(envs).pool is envs.pool
         envs.close()
 
 
@@ -33,41 +33,41 @@ def test_a_closed_pool_is_refused_at_once() -> None:
     envs.close()
     for closed in (envs, envs.pool):
         with pytest.raises(shoal.PoolClosed, match="make a new one"):
-            Host(closed)
+            GraphHost(closed)
 
 
 def test_wrappers_are_refused_rather_than_stepped_past() -> None:
     with shoal.Pool(CountEnv, 2, backend="serial") as pool:
         with pytest.raises(shoal.errors.BadEnv, match="has wrappers, which a graph would step past"):
-            Host(wrap(pool, Normalize()))
+            GraphHost(wrap(pool, Normalize()))
     envs = shoal.make(CountEnv, 2, backend="serial")
     with pytest.raises(shoal.errors.BadEnv, match="has wrappers"):
-        Host(gymnasium.wrappers.vector.NormalizeReward(envs))
+        GraphHost(gymnasium.wrappers.vector.NormalizeReward(envs))
     envs.close()
     inner = shoal.make(CountEnv, 2, backend="serial")
     passing_on = type("PassingOn", (), {"__getattr__": lambda self, name: getattr(inner, name)})()
     assert passing_on.pool is inner.pool
     with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool"):
-        Host(passing_on)
+        GraphHost(passing_on)
     inner.close()
     for nothing in (None, 3, CountEnv(), "CartPole-v1"):
         with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool or a vector env"):
-            Host(nothing)
+            GraphHost(nothing)
 
 
 def test_spaces_without_numbers_are_named() -> None:
     space = gymnasium.spaces.Dict(word=gymnasium.spaces.Text(3), number=gymnasium.spaces.Discrete(2))
     with shoal.Pool(lambda: SpaceEnv(space), 2, backend="serial") as pool:
         with pytest.raises(shoal.errors.BadEnv, match=r"observation space\['word'\] is a text"):
-            Host(pool)
+            GraphHost(pool)
     with shoal.Pool(lambda: SpaceEnv(gymnasium.spaces.Discrete(2), space), 2, backend="serial") as pool:
         with pytest.raises(shoal.errors.BadEnv, match=r"action space\['word'\] is a text"):
-            Host(pool)
+            GraphHost(pool)
 
 
 def test_arrays_are_the_graphs_own(backend: Any) -> None:
     with shoal.Pool(CountEnv, 3, backend=backend, num_workers=min(3, 1 if backend == "serial" else 3)) as pool:
-        host = Host(pool)
+        host = GraphHost(pool)
         host.reset(seed=5)
         kept = [host.step(np.zeros(3, np.int32)) for _ in range(5)]
         assert [obs[0].tolist() for obs, *_ in kept] == [[5, 0, i] for i in range(1, 6)]
@@ -76,14 +76,14 @@ def test_arrays_are_the_graphs_own(backend: Any) -> None:
 
 def test_reset_rows_come_in_the_order_asked_for() -> None:
     with shoal.Pool(CountEnv, 4, backend="serial") as pool:
-        host = Host(pool)
+        host = GraphHost(pool)
         (obs,) = host.reset([3, 0, 2], seed=[30, 0, 20])
         assert obs.tolist() == [[30, 0, 0], [0, 0, 0], [20, 0, 0]]
 
 
 def test_an_error_is_the_envs_own_whatever_was_made_of_it() -> None:
     with shoal.Pool(DeedEnv, 2, backend="serial") as pool:
-        host = Host(pool)
+        host = GraphHost(pool)
         host.reset(seed=0)
         pool.set_attr("deeds", {"step": "raise KeyError"}, env_ids=[1])
 
@@ -104,7 +104,7 @@ def test_errors_that_nobody_asks_for_are_not_collected_for_ever() -> None:
     from shoal.graph import host as module
 
     with shoal.Pool(CountEnv, 2, backend="serial") as pool:
-        host = Host(pool)
+        host = GraphHost(pool)
         for _ in range(200):
             with pytest.raises(RuntimeError, match="must be reset"):
                 host.step(np.zeros(2, np.int64))
@@ -114,7 +114,7 @@ def test_errors_that_nobody_asks_for_are_not_collected_for_ever() -> None:
 def test_errors_do_not_keep_the_envs() -> None:
     pool = shoal.Pool(CountEnv, 2, backend="serial")
     with pytest.raises(RuntimeError, match="must be reset"):
-        Host(pool).step(np.zeros(2, np.int64))
+        GraphHost(pool).step(np.zeros(2, np.int64))
     kept = weakref.ref(pool)
     del pool
     gc.collect()

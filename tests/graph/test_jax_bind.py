@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import shoal.graph
 from envs import SPACES, CountEnv, EvenSpace, SpaceEnv
 from faults.kit import DeedEnv, assert_usable
-from shoal.extras import install
 from shoal.graph.jax import bind, jit, own_errors
+from shoal.support.optional_dependencies import install
 
 TESTS = Path(__file__).parents[1]
 STEPS = 9

@@ -287,7 +287,7 @@ def test_stats_count_one_step_for_all_lanes() -> None:
 
 
 def test_top_sees_it_by_the_name_of_its_env() -> None:
-    from shoal.tools.top import Watch
+    from shoal.observe.top import Watch
 
     with Pool(Counting, 3, backend="jax") as pool:
         pool.reset(seed=0)

@@ -20,9 +20,9 @@ from shoal import Pool
 
 torch = pytest.importorskip("torch", reason="shoal.graph.torch needs PyTorch")
 
-from shoal.extras import install  # noqa: E402
 from shoal.graph import torch as graph  # noqa: E402
 from shoal.graph.torch import TorchEnv  # noqa: E402
+from shoal.support.optional_dependencies import install  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)  # compilers are slow on a busy machine
 

@@ -10,9 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal.backends.threads import EventBell
+from shoal.memory.slab import Layout, Slab
 from shoal.native import twin
-from shoal.slab import Layout, Slab
-from shoal.spaces import flatten, write_observation
+from shoal.spaces.leaves import flatten, write_observation
 
 KINDS = ("native", "twin")
 OBS = spaces.Box(-9, 9, (3,), np.float32)

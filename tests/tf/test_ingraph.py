@@ -22,7 +22,6 @@ from shoal.dialects.batch_env import BatchEnv, ExternalProcess
 
 tf = pytest.importorskip("tensorflow")
 
-from shoal.extras import install  # noqa: E402
 from shoal.graph.tensorflow import (  # noqa: E402
     Algorithm,
     InGraphBatchEnv,
@@ -31,6 +30,7 @@ from shoal.graph.tensorflow import (  # noqa: E402
     own_errors,
     simulate,
 )
+from shoal.support.optional_dependencies import install  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)  # tracing is slow on a busy machine
 

@@ -31,8 +31,8 @@ from tf_agents.trajectories import time_step as ts
 import shoal
 from envs import CountEnv, SpaceEnv
 from shoal.dialects.tf_agents import BatchedPyEnvironment, ParallelPyEnvironment
-from shoal.extras import install
-from shoal.graph.host import Host
+from shoal.graph.host import GraphHost
+from shoal.support.optional_dependencies import install
 from tf.py_envs import (
     CountPyEnv,
     MaskEnv,
@@ -253,9 +253,9 @@ def test_masks_are_actions_too() -> None:
 
 def test_a_wrapper_of_tf_agents_is_not_stepped_past() -> None:
     with BatchedPyEnvironment([CountPyEnv(), CountPyEnv()], multithreading=False) as env:
-        Host(env)
+        GraphHost(env)
         with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool"):
-            Host(wrappers.PyEnvironmentBaseWrapper(env))
+            GraphHost(wrappers.PyEnvironmentBaseWrapper(env))
 
 
 def test_envs_are_themselves_here_and_stand_ins_elsewhere() -> None:

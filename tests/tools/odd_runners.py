@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.tools.contenders import Runner, Tally
-from shoal.tools.errors import Skip
-from shoal.tools.work import Work
+from shoal.cli.contenders import Runner, Tally
+from shoal.cli.work import Work
+from shoal.support.usage import Skip
 
 
 class Steady(Runner):

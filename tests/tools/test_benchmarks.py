@@ -91,7 +91,7 @@ def test_a_tiny_run_writes_json_markdown_and_plot(tmp_path: Path) -> None:
 
 
 def test_puffer_goes_on_with_the_two_best_settings(module: Any) -> None:
-    puffer, bench, work = module("puffer"), module("shoal.tools.bench"), module("shoal.tools.work")
+    puffer, bench, work = module("puffer"), module("shoal.cli.bench"), module("shoal.cli.work")
     every = puffer.peers(64)
     assert len({one.name for one in every}) == len(every)
     rates: list[list[float | None]] = [[] for _ in every]
@@ -118,7 +118,7 @@ def test_puffer_without_pufferlib_says_so_and_measures_shoal(tmp_path: Path) -> 
 
 
 def test_puffer_reads_each_batch_and_counts_rows(module: Any) -> None:
-    runners, work = module("puffer_runners"), module("shoal.tools.work")
+    runners, work = module("puffer_runners"), module("shoal.cli.work")
     for kind in (runners.ShoalPool, runners.ShoalPuffer):
         runner = kind(work.probe("CartPole-v1", 6), backend="serial", batch_size=3)
         runner.reset()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from shoal.extras import install
-from shoal.tools import cli, doctor
+from shoal.cli import doctor, main
+from shoal.support.optional_dependencies import install
 
 TINY = ["-n", "2", "--seconds", "0.02", "--rounds", "2"]
 ENV_MODULE = """
@@ -42,7 +42,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command that must be refused and return the one sentence it says."""
     try:
-        code: Any = cli.main(arguments)
+        code: Any = main.main(arguments)
     except SystemExit as stop:
         code = stop.code
     out, err = capsys.readouterr()
@@ -56,7 +56,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_bench_prints_a_table_and_writes_json_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     json_file, plot_file = tmp_path / "out.json", tmp_path / "out.png"
     more = ["--backends", "serial", "processes", "--json", str(json_file), "--plot", str(plot_file)]
-    assert cli.main(["bench", "CartPole-v1", *TINY, *more]) == 0
+    assert main.main(["bench", "CartPole-v1", *TINY, *more]) == 0
     out = capsys.readouterr().out
     for name in ("plain loop", "Shoal serial", "Shoal processes", "Gymnasium Sync", "Gymnasium Async"):
         assert name in out
@@ -71,7 +71,7 @@ def test_bench_prints_a_table_and_writes_json_and_plot(tmp_path: Path, capsys: p
 
 def test_bench_writes_nothing_but_json_to_stdout(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--backends", "serial", "--json"]
-    assert cli.main(["bench", "my_bench_envs:make", *TINY, *more]) == 0
+    assert main.main(["bench", "my_bench_envs:make", *TINY, *more]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     assert result["env"] == "my_bench_envs:make"
     assert {row["status"] for row in result["rows"]} == {"ok"}
@@ -79,7 +79,7 @@ def test_bench_writes_nothing_but_json_to_stdout(in_folder: Path, capsys: pytest
 
 def test_bench_measures_batches_of_the_first_ready(capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--backends", "processes", "--batch-size", "1", "--workers", "2", "--json"]
-    assert cli.main(["bench", "CartPole-v1", *TINY, *more]) == 0
+    assert main.main(["bench", "CartPole-v1", *TINY, *more]) == 0
     (result,) = json.loads(capsys.readouterr().out)["results"]
     row = next(row for row in result["rows"] if row["role"] == "shoal")
     assert row["name"] == "Shoal processes x2, batch 1"
@@ -118,7 +118,7 @@ def test_bench_refuses_nonsense_in_one_sentence(
 def test_plot_without_matplotlib_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shoal.tools.report.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("shoal.cli.report.importlib.util.find_spec", lambda name: None)
     said = refused(capsys, "bench", "CartPole-v1", "--plot", "a.png")
     assert install("plot") in said
 
@@ -128,7 +128,7 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_doctor_json_has_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--json"]) == 0
+    assert main.main(["doctor", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert set(known["cores"]) == {"usable", "affinity", "cgroup_quota", "machine"}
     assert 1 <= known["cores"]["usable"] <= known["cores"]["affinity"]
@@ -139,7 +139,7 @@ def test_doctor_json_has_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor"]) == 0
+    assert main.main(["doctor"]) == 0
     out = capsys.readouterr().out
     for label in ("cores usable", "start method", "stable_baselines3"):
         assert label in out
@@ -152,7 +152,7 @@ def test_doctor_finds_versions_without_importing() -> None:
 
 def test_help_needs_no_plotting_and_no_peers() -> None:
     code = (
-        "import sys, shoal.tools.cli, shoal.tools.peers, shoal.tools.report\n"
+        "import sys, shoal.cli.main, shoal.cli.peers, shoal.cli.report\n"
         "heavy = {'matplotlib', 'torch', 'stable_baselines3', 'tianshou', 'envpool', 'pufferlib'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)\n"
     )

@@ -14,11 +14,11 @@ from typing import Any
 import gymnasium
 import pytest
 
-from shoal import procs
-from shoal.tools import bench
-from shoal.tools.contenders import Contender, PlainLoop, Role, limits
-from shoal.tools.peers import EnvPool, GymnasiumAsync, GymnasiumSync, others
-from shoal.tools.work import Work
+from shoal.cli import bench
+from shoal.cli.contenders import Contender, PlainLoop, Role, limits
+from shoal.cli.peers import EnvPool, GymnasiumAsync, GymnasiumSync, others
+from shoal.cli.work import Work
+from shoal.support import processes
 
 HERE = str(Path(__file__).parent)
 SETTINGS = bench.Settings(seconds=0.02, rounds=3, patience=1.0, start_patience=60.0)
@@ -35,9 +35,9 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(autouse=True)
 def nobody_left() -> Iterator[None]:
-    before = {process.pid for process in procs.family(os.getpid())}
+    before = {process.pid for process in processes.family(os.getpid())}
     yield
-    left = {process.pid for process in procs.family(os.getpid())} - before
+    left = {process.pid for process in processes.family(os.getpid())} - before
     assert not left
 
 
@@ -87,7 +87,7 @@ def test_one_that_hangs_is_ended_with_its_children(odd: Any, tmp_path: Path) -> 
 
 @needs_proc
 def test_one_that_cannot_close_is_ended(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.tools.host.CLOSE_PATIENCE", 0.5)
+    monkeypatch.setattr("shoal.cli.host.CLOSE_PATIENCE", 0.5)
     result = bench.measure(work(), [Contender("stays", odd.HangsAtClose)], SETTINGS)
     assert result.row("stays").rates == [200.0] * 3
 
@@ -180,7 +180,7 @@ def test_envpool_is_told_from_python() -> None:
 def _gone(pid: int) -> bool:
     """Wait a moment for a killed process to be cleared away."""
     for _ in range(100):
-        if pid not in procs.table():
+        if pid not in processes.table():
             return True
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoal.extras import install
-from shoal.tools import cli, profile
+from shoal.cli import main, profile
+from shoal.support.optional_dependencies import install
 
 QUICK = ["--seconds", "0.2"]
 ENV_MODULE = """
@@ -64,7 +64,7 @@ def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command that must be refused and return the one sentence it says."""
     try:
-        code: Any = cli.main(["profile", *arguments])
+        code: Any = main.main(["profile", *arguments])
     except SystemExit as stop:
         code = stop.code
     out, err = capsys.readouterr()
@@ -76,7 +76,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_it_prints_shares_workers_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["CartPole-v1", "-n", "7", "--backend", "processes", "--workers", "3", *QUICK]
-    assert cli.main(["profile", *arguments]) == 0
+    assert main.main(["profile", *arguments]) == 0
     out = capsys.readouterr().out
     assert out.startswith("CartPole-v1: 7 envs, processes with 3 workers, batches of 7: ")
     for part in ("waiting for stragglers", "the caller", "99th percentile", "slowest env: ", "\nverdict: "):
@@ -86,7 +86,7 @@ def test_it_prints_shares_workers_and_a_verdict(capsys: pytest.CaptureFixture[st
 
 def test_it_writes_nothing_but_json_to_stdout(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["my_profile_envs:slow", "-n", "4", "--backend", "threads", "--workers", "4", "--batch-size", "2"]
-    assert cli.main(["profile", *arguments, *QUICK, "--json"]) == 0
+    assert main.main(["profile", *arguments, *QUICK, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["env"], found["backend"]) == ("my_profile_envs:slow", "threads")
     assert (found["num_envs"], found["batch_size"]) == (4, 2)
@@ -100,7 +100,7 @@ def test_it_writes_nothing_but_json_to_stdout(in_folder: Path, capsys: pytest.Ca
 
 def test_the_policy_takes_its_time(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["CartPole-v1", "-n", "2", "--backend", "serial", "--policy-ms", "10", "--seconds", "0.5", "--json"]
-    assert cli.main(["profile", *arguments]) == 0
+    assert main.main(["profile", *arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["policy_ms"] == 10
     assert found["shares"]["caller"] * found["seconds"] >= 0.01 * (found["batches"] - 1)
@@ -109,7 +109,7 @@ def test_the_policy_takes_its_time(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_saves_json_and_a_plot(tmp_path: Path) -> None:
     json_file, plot_file = tmp_path / "out.json", tmp_path / "out.png"
     files = ["--json", str(json_file), "--plot", str(plot_file)]
-    assert cli.main(["profile", "CartPole-v1", "-n", "3", "--backend", "serial", *QUICK, *files]) == 0
+    assert main.main(["profile", "CartPole-v1", "-n", "3", "--backend", "serial", *QUICK, *files]) == 0
     assert json.loads(json_file.read_text())["num_envs"] == 3
     assert plot_file.read_bytes().startswith(b"\x89PNG")
 
@@ -121,7 +121,7 @@ def test_the_flame_graph_is_of_a_worker_or_of_the_caller(
     called = spy('sleep 0.3; while [ $# -gt 0 ]; do [ "$1" = --output ] && echo "<svg/>" >"$2"; shift; done')
     flame = tmp_path / "out.svg"
     arguments = ["CartPole-v1", "-n", "2", "--backend", backend, *QUICK, "--flame", str(flame)]
-    assert cli.main(["profile", *arguments]) == 0
+    assert main.main(["profile", *arguments]) == 0
     assert flame.read_text() == "<svg/>\n"
     assert f"flame graph saved to {flame}" in capsys.readouterr().err
     given = called.read_text().split()
@@ -137,7 +137,7 @@ def test_a_real_flame_graph_shows_the_env(in_folder: Path) -> None:
         profile.find_spy(flame)
     except profile.UsageError as error:
         pytest.skip(str(error))
-    if cli.main(["profile", "my_profile_envs:slow", "-n", "2", "--backend", "serial", *QUICK, "--flame", str(flame)]):
+    if main.main(["profile", "my_profile_envs:slow", "-n", "2", "--backend", "serial", *QUICK, "--flame", str(flame)]):
         pytest.skip("py-spy may not look at processes here")
     assert "my_profile_envs" in flame.read_text()
 

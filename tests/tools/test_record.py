@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from envs import CountEnv
-from shoal.extras import install
-from shoal.tools import cli
+from shoal.cli import main
+from shoal.support.optional_dependencies import install
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
 
@@ -154,7 +154,7 @@ def run(*arguments: str) -> int:
     """Serial unless told: the other backends have a test of their own."""
     backend = [] if "--backend" in arguments else ["--backend", "serial"]
     try:
-        return cli.main(["record", *arguments, *backend])
+        return main.main(["record", *arguments, *backend])
     except SystemExit as stop:
         return int(stop.code or 0)
 
@@ -173,7 +173,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # ---- what is recorded ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", cli.BACKENDS)
+@pytest.mark.parametrize("backend", main.BACKENDS)
 def test_all_envs_are_seen_side_by_side(backend: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("film_envs:GreyEnv", "-n", "7", "--steps", "12", "out.mp4", "--backend", backend) == 0
     out = capsys.readouterr().out
@@ -396,8 +396,8 @@ def test_an_interrupt_from_the_terminal_leaves_a_video_that_plays(backend: str, 
         "import os, sys\n"
         "os.environ['GROUP'] = str(os.getpgrp())\n"
         f"sys.path[:0] = {[*sys.path]!r}\n"
-        "from shoal.tools import cli\n"
-        f"sys.exit(cli.main(['record', 'film_envs:TerminalEnv', '-n', '3', 'out.mp4', '--backend', {backend!r}]))\n"
+        "from shoal.cli import cli\n"
+        f"sys.exit(main.main(['record', 'film_envs:TerminalEnv', '-n', '3', 'out.mp4', '--backend', {backend!r}]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, start_new_session=True

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal import Pool
-from shoal.backends.wire import Wire
+from shoal.cli import main
+from shoal.memory.slab import Layout, Slab
+from shoal.remote.wire import Wire
 from shoal.scaling import Cluster, Costs, Setup, StepTime, advise, bounds, limits, simulate, simulation
 from shoal.scaling.advice import PAYS
 from shoal.scaling.model import (
@@ -27,9 +29,7 @@ from shoal.scaling.model import (
     REQUEST_MESSAGE,
     slowest_block,
 )
-from shoal.slab import Layout, Slab
-from shoal.spaces import flatten
-from shoal.tools import cli
+from shoal.spaces.leaves import flatten
 
 FREE = Costs.none()
 # Of advice that must not change when the real ones are measured anew.
@@ -374,7 +374,7 @@ MACHINES = ["--envs", "64", "--nodes", "2", "--cores", "4"]
 
 
 def test_plan_says_how_fast_what_limits_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", *NUMBERS]) == 0
+    assert main.main(["plan", *NUMBERS]) == 0
     out = capsys.readouterr().out
     for words in (
         "steps/s, limited by the driver's link",
@@ -388,7 +388,7 @@ def test_plan_says_how_fast_what_limits_and_what_to_do(capsys: pytest.CaptureFix
 
 
 def test_plan_as_json_is_the_same_and_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", *NUMBERS, "--json"]) == 0
+    assert main.main(["plan", *NUMBERS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     use = found["use"]
     assert use["actors"] * use["envs_per_actor"] >= 4096
@@ -400,11 +400,11 @@ def test_plan_as_json_is_the_same_and_has_no_infinities(capsys: pytest.CaptureFi
 
 
 def test_plan_measures_an_env(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--env", "CartPole-v1", *MACHINES, "--json"]) == 0
+    assert main.main(["plan", "--env", "CartPole-v1", *MACHINES, "--json"]) == 0
     env = json.loads(capsys.readouterr().out)["env"]
     assert (env["obs_bytes"], env["action_bytes"]) == (16, 8)
     assert env["mean_s"] > 0
-    assert cli.main(["plan", "--env", "CartPole-v1", "--spread", "0", "--obs-bytes", "5", *MACHINES, "--json"]) == 0
+    assert main.main(["plan", "--env", "CartPole-v1", "--spread", "0", "--obs-bytes", "5", *MACHINES, "--json"]) == 0
     env = json.loads(capsys.readouterr().out)["env"]
     assert (env["obs_bytes"], env["spread"]) == (5, 0)
 
@@ -422,7 +422,7 @@ def test_the_call_that_plan_prints_makes_such_a_pool(
     env: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All but the cluster: the same words are taken by a Pool, which says what it lacks. Nothing else is needed."""
-    assert cli.main(["plan", *env, *MACHINES, "--json"]) == 0
+    assert main.main(["plan", *env, *MACHINES, "--json"]) == 0
     call = json.loads(capsys.readouterr().out)["call"]
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
@@ -456,7 +456,7 @@ def test_plan_refuses_nonsense_in_one_sentence(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code: Any = cli.main(["plan", *arguments])
+        code: Any = main.main(["plan", *arguments])
     except SystemExit as stop:
         code = stop.code
     out, err = capsys.readouterr()
@@ -480,7 +480,7 @@ def test_plan_says_what_to_give_for_observations_of_no_fixed_size(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert cli.main(["plan", "--env", "my_graph_env:Growing", *MACHINES]) == 2
+    assert main.main(["plan", "--env", "my_graph_env:Growing", *MACHINES]) == 2
     assert "--obs-bytes" in capsys.readouterr().err
 
 
@@ -491,7 +491,7 @@ def test_plan_says_what_to_give_for_observations_of_no_fixed_size(
 def test_plan_reads_well_whatever_the_numbers(
     numbers: list[str], envs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["plan", *numbers, "--obs-bytes", "16", "--envs", str(envs), "--nodes", "1", "--cores", "4"]) == 0
+    assert main.main(["plan", *numbers, "--obs-bytes", "16", "--envs", str(envs), "--nodes", "1", "--cores", "4"]) == 0
     out = capsys.readouterr().out
     for wrong in (" inf", "nan", "e+0", "1 envs", "1 nodes", "1 messages", "1 batches", "1 workers", " 0 steps/s"):
         assert wrong not in out.replace("1e", ""), (wrong, out)

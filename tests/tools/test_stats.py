@@ -7,11 +7,11 @@ import json
 import gymnasium
 import pytest
 
-from shoal.tools import report
-from shoal.tools.bench import Result, Row, Settings, Summary, summary
-from shoal.tools.contenders import Contender, Opened, PlainLoop, Role
-from shoal.tools.peers import EnvPool, GymnasiumAsync
-from shoal.tools.work import Work
+from shoal.cli import report
+from shoal.cli.bench import RateSummary, Result, Row, Settings, summary
+from shoal.cli.contenders import Contender, Opened, PlainLoop, Role
+from shoal.cli.peers import EnvPool, GymnasiumAsync
+from shoal.cli.work import Work
 
 LIMITS: list[float | None] = [100.0, 400.0, 200.0]
 
@@ -31,20 +31,20 @@ def result() -> Result:
 
 
 def test_summary_is_median_and_spread() -> None:
-    assert summary([5.0, 1.0, 4.0, 2.0, 3.0]) == Summary(3.0, 2.0, 4.0, 1.0, 5.0)
-    assert summary([1.0, 2.0]) == Summary(1.5, 1.25, 1.75, 1.0, 2.0)
-    assert summary([7.0]) == Summary(7.0, 7.0, 7.0, 7.0, 7.0)
+    assert summary([5.0, 1.0, 4.0, 2.0, 3.0]) == RateSummary(3.0, 2.0, 4.0, 1.0, 5.0)
+    assert summary([1.0, 2.0]) == RateSummary(1.5, 1.25, 1.75, 1.0, 2.0)
+    assert summary([7.0]) == RateSummary(7.0, 7.0, 7.0, 7.0, 7.0)
     assert summary([]) is None
 
 
 def test_ratio_is_taken_within_each_round(result: Result) -> None:
     # Medians of the rates would give 170/200; the median of the rounds' ratios is what counts.
-    assert result.of_limit(result.row("fast")) == pytest.approx(Summary(0.85, 0.825, 0.875, 0.8, 0.9))
+    assert result.of_limit(result.row("fast")) == pytest.approx(RateSummary(0.85, 0.825, 0.875, 0.8, 0.9))
 
 
 def test_rounds_without_a_figure_are_left_out(result: Result) -> None:
     row = Row(Contender("half", GymnasiumAsync), rates=[50.0, None, None], limits=[100.0, None, 7.0])
-    assert result.of_limit(row) == Summary(0.5, 0.5, 0.5, 0.5, 0.5)
+    assert result.of_limit(row) == RateSummary(0.5, 0.5, 0.5, 0.5, 0.5)
     assert result.of_limit(result.row("broken")) is None
 
 

@@ -24,10 +24,11 @@ from rich.console import Console
 
 import shoal
 from envs import CountEnv, GateEnv
-from shoal.tools import cli, pools, rates
-from shoal.tools.pools import Look, RunningPool
-from shoal.tools.screen import Screen
-from shoal.tools.top import Watch
+from shoal.cli import main
+from shoal.observe import rates, running_pools
+from shoal.observe.running_pools import Look, RunningPool
+from shoal.observe.screen import Screen
+from shoal.observe.top import Watch
 
 BACKENDS = ("serial", "threads", "processes", "hybrid")
 STEPPING = """
@@ -48,7 +49,7 @@ if __name__ == "__main__":
         for pool in made:
             pool.step(np.ones(7, np.int64))
 """
-TOP = [sys.executable, "-m", "shoal.tools.cli", "top"]
+TOP = [sys.executable, "-m", "shoal.cli.main", "top"]
 
 
 @contextlib.contextmanager
@@ -128,7 +129,7 @@ def test_a_table_says_the_same_in_words(busy: subprocess.Popen[str]) -> None:
 
 
 def test_all_pools_of_the_user_are_found_and_each_once(busy: subprocess.Popen[str]) -> None:
-    found, refused = pools.find()
+    found, refused = running_pools.find()
     assert sum(pool.pid == busy.pid for pool in found) == 4
     assert len({pool.inode for pool in found}) == len(found)
     assert busy.pid not in [one.pid for one in refused]
@@ -137,7 +138,7 @@ def test_all_pools_of_the_user_are_found_and_each_once(busy: subprocess.Popen[st
 def test_a_workers_process_leads_to_its_pool(busy: subprocess.Popen[str]) -> None:
     everything = Watch(busy.pid).look()
     [hybrid] = [one for one in everything if one.backend == "hybrid"]
-    assert pools.find_in(hybrid.workers[2].pid or 0) == ([], [])
+    assert running_pools.find_in(hybrid.workers[2].pid or 0) == ([], [])
     assert [one.backend for one in Watch(hybrid.workers[2].pid).look()] == ["hybrid"]
 
 
@@ -216,13 +217,13 @@ def test_a_pool_that_is_closed_is_gone_though_its_arrays_are_held(backend: Any) 
     pool = shoal.Pool(CountEnv, 3, backend=backend, num_workers=2)
     batch = pool.reset(seed=0)
     watch = Watch(os.getpid())
-    [seen], _ = pools.find_in(os.getpid())
+    [seen], _ = running_pools.find_in(os.getpid())
     assert len(watch.look()) == 1
     pool.close()
     assert watch.look() == []
-    assert pools.find_in(os.getpid()) == ([], [])
-    with pytest.raises(pools.Gone):
-        pools.look(seen)
+    assert running_pools.find_in(os.getpid()) == ([], [])
+    with pytest.raises(running_pools.Gone):
+        running_pools.look(seen)
     assert batch.obs.shape == (3, 3)
 
 
@@ -259,30 +260,30 @@ def test_processes_that_vanish_while_they_are_looked_at() -> None:
         for _ in range(20):
             with subprocess.Popen(["sleep", "0.01"]), subprocess.Popen(["true"]):
                 for _ in range(3):
-                    assert os.getpid() in [pool.pid for pool in pools.find()[0]]
+                    assert os.getpid() in [pool.pid for pool in running_pools.find()[0]]
 
 
 def test_a_descriptor_that_became_another_file_is_no_pool(tmp_path: Path) -> None:
     with shoal.Pool(CountEnv, 2, backend="serial"):
-        [seen], _ = pools.find_in(os.getpid())
+        [seen], _ = running_pools.find_in(os.getpid())
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/null", tmp_path / "pipe"):  # the second would be waited for, for ever
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         try:
-            with pytest.raises(pools.Gone):
-                pools.look(RunningPool(os.getpid(), fd, seen.inode, seen.about))
+            with pytest.raises(running_pools.Gone):
+                running_pools.look(RunningPool(os.getpid(), fd, seen.inode, seen.about))
         finally:
             os.close(fd)
 
 
 def test_memory_that_was_cut_off_is_no_pool() -> None:
     with shoal.Pool(CountEnv, 2, backend="serial") as pool:
-        [seen], _ = pools.find_in(os.getpid())
+        [seen], _ = running_pools.find_in(os.getpid())
         fd = os.memfd_create("shoal", os.MFD_CLOEXEC)
         try:
             os.write(fd, pool._slab.array("header").tobytes())
-            with pytest.raises(pools.Gone, match="cut off"):
-                pools.look(RunningPool(os.getpid(), fd, os.fstat(fd).st_ino, seen.about))
+            with pytest.raises(running_pools.Gone, match="cut off"):
+                running_pools.look(RunningPool(os.getpid(), fd, os.fstat(fd).st_ino, seen.about))
         finally:
             os.close(fd)
 
@@ -297,8 +298,8 @@ def test_a_fork_has_no_pools_of_its_own() -> None:
             os._exit(0)
         os.close(read)
         try:
-            assert pools.find_in(child) == ([], [])
-            assert [pool.pid for pool in pools.find()[0]].count(os.getpid()) == 1
+            assert running_pools.find_in(child) == ([], [])
+            assert [pool.pid for pool in running_pools.find()[0]].count(os.getpid()) == 1
         finally:
             os.close(write)
             os.waitpid(child, 0)
@@ -308,9 +309,13 @@ def test_a_fork_has_no_pools_of_its_own() -> None:
 
 AS_NOBODY = """
 import os, sys
-from shoal.tools import cli, pools, rates, screen, top
+from shoal.cli import main
+from shoal.observe import running_pools
+from shoal.observe import rates
+from shoal.observe import screen
+from shoal.observe import top
 os.setuid(65534)
-sys.exit(cli.main(sys.argv[1:]))
+sys.exit(main.main(sys.argv[1:]))
 """
 
 
@@ -333,36 +338,36 @@ def test_another_user_sees_nothing_and_is_told_why() -> None:
 def test_a_process_without_a_pool(capsys: pytest.CaptureFixture[str]) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         for arguments in ([], ["--once"], ["--json"]):
-            assert cli.main(["top", str(process.pid), *arguments]) == 1
+            assert main.main(["top", str(process.pid), *arguments]) == 1
             out, err = capsys.readouterr()
             assert (out, err) == ("", f"process {process.pid} has no running pool\n")
         process.kill()
         process.wait()
-        assert cli.main(["top", str(process.pid)]) == 2
+        assert main.main(["top", str(process.pid)]) == 2
         assert capsys.readouterr().err == f"shoal top: there is no process {process.pid}\n"
 
 
 def test_no_pool_at_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "find", lambda: ([], []))  # others may run tests beside this one
-    assert cli.main(["top", "--once", "--json"]) == 1
+    monkeypatch.setattr(running_pools, "find", lambda: ([], []))  # others may run tests beside this one
+    assert main.main(["top", "--once", "--json"]) == 1
     assert capsys.readouterr() == ("", "no pool of this user is running\n")
 
 
 def test_a_pool_of_another_version_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with shoal.Pool(CountEnv, 2, backend="processes", num_workers=2) as pool:
         pool._slab.array("header")[8] = 99
-        assert cli.main(["top", str(os.getpid()), "--once"]) == 1
+        assert main.main(["top", str(os.getpid()), "--once"]) == 1
         assert capsys.readouterr().err == (
             f"process {os.getpid()} has a pool that cannot be shown: its header has version 99, and this Shoal reads "
             "version 1\n"
         )
-        assert [one.pid for one in pools.find()[1]].count(os.getpid()) == 1
+        assert [one.pid for one in running_pools.find()[1]].count(os.getpid()) == 1
 
 
 @pytest.mark.parametrize("arguments", [["x"], ["0"], ["--interval", "0"], ["--interval", "nan"]])
 def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        cli.main(["top", *arguments])
+        main.main(["top", *arguments])
     assert stop.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 

@@ -18,8 +18,8 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 import shoal
-from shoal import procs
-from shoal.tools import cli, tune
+from shoal.cli import main, tune
+from shoal.support import processes
 from shoal.tuning import candidates, search
 
 QUICK: dict[str, Any] = {"seconds": 15.0, "progress": False}
@@ -120,7 +120,7 @@ def test_the_plan_is_one_that_can_be_applied(tmp_path: Path) -> None:
     result.plot(tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(json.dumps(result.as_dict()))["plan"]["num_envs"] == 3
-    assert procs.workers(os.getpid()) == []
+    assert processes.workers(os.getpid()) == []
 
 
 def test_a_number_of_envs_is_found(capfd: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_what_fails_in_one_backend_runs_in_another(env: Any, says: str) -> None:
     assert failed
     assert {trial.candidate.backend for trial in failed} == {"threads"}
     assert all(says in trial.note for trial in failed)
-    assert procs.workers(os.getpid()) == []
+    assert processes.workers(os.getpid()) == []
 
 
 def test_what_cannot_be_pickled_is_tried_here() -> None:
@@ -206,7 +206,7 @@ def test_an_env_that_raises_anywhere_tells_so() -> None:
 def test_an_env_that_is_too_slow_to_be_measured_tells_so() -> None:
     with pytest.raises(shoal.StepTimeout, match=r"within 0\.5 s"):
         shoal.tune(lambda: time.sleep(60), 2, seconds=0.5, progress=False)
-    assert procs.workers(os.getpid()) == []
+    assert processes.workers(os.getpid()) == []
 
 
 # ---- the command ---------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_the_command_prints_what_was_found(tmp_path: Path, capsys: pytest.Captur
     plan, picture, found = (str(tmp_path / name) for name in ("plan.json", "map.png", "found.json"))
     files = ["--save", plan, "--plot", picture, "--json", found]
     some = ["-n", "3", "--batch-size", "all", "--policy-ms", "0.1", "--max-memory", "4G", "--seconds", "15"]
-    assert cli.main(["tune", "CartPole-v1", *some, *files]) == 0
+    assert main.main(["tune", "CartPole-v1", *some, *files]) == 0
     out = " ".join(capsys.readouterr().out.split())
     for words in ("a step takes", "of memory", "steps/s in % of the best", "serial", "tuned:"):
         assert words in out
@@ -264,7 +264,7 @@ def test_the_command_refuses_nonsense_in_one_sentence(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code: Any = cli.main(["tune", *arguments])
+        code: Any = main.main(["tune", *arguments])
     except SystemExit as stop:
         code = stop.code
     out, err = capsys.readouterr()
@@ -274,19 +274,19 @@ def test_the_command_refuses_nonsense_in_one_sentence(
 
 
 def test_an_interrupted_command_prints_the_best_so_far_and_leaves_nothing() -> None:
-    command = [sys.executable, "-m", "shoal.tools.cli", "tune", "CartPole-v1", "-n", "4", "--seconds", "60"]
+    command = [sys.executable, "-m", "shoal.cli.main", "tune", "CartPole-v1", "-n", "4", "--seconds", "60"]
     script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    family: list[procs.Process] = []
+    family: list[processes.Process] = []
     ends = time.monotonic() + 60
-    while len(procs.workers(script.pid)) < 3 and time.monotonic() < ends:  # the lab and a trial of its
+    while len(processes.workers(script.pid)) < 3 and time.monotonic() < ends:  # the lab and a trial of its
         time.sleep(0.05)
     time.sleep(2.0)
-    family = procs.family(script.pid)
+    family = processes.family(script.pid)
     script.send_signal(signal.SIGINT)
     out, err = script.communicate(timeout=60)
     assert script.returncode == 130, err
     assert "shoal.make(" in out or "shoal.Pool(" in out
     assert "Traceback" not in err
-    while any(map(procs.alive, family)) and time.monotonic() < ends:
+    while any(map(processes.alive, family)) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert [process for process in family if procs.alive(process)] == []
+    assert [process for process in family if processes.alive(process)] == []

@@ -14,7 +14,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from envs import CountEnv
-from shoal.adapters.gymnasium import as_env_fns, install_registry, pickle_env_fns, registry_additions
+from shoal.envs.functions import as_env_fns, install_registry, pickle_env_fns, registry_additions
 from shoal.errors import BadEnv
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal import cores
+from shoal.support import cores
 
 
 def tree(root: Path, files: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.deadline import NEVER, Deadline
+from shoal.support.deadline import NEVER, Deadline
 
 
 @pytest.mark.parametrize("seconds", [None, math.inf])

@@ -18,7 +18,7 @@ import shoal
 from envs import SPACES, CountEnv, SpaceEnv
 from shoal.emulation import ActionEmulation, ActionPart, Emulation
 from shoal.errors import BadAction, BadEnv, BadObservation
-from shoal.spaces import Kind, assemble, flatten, get_path
+from shoal.spaces.leaves import Kind, assemble, flatten, get_path
 
 ZOO = spaces.Dict(
     camera=spaces.Box(0, 255, (5, 3, 3), np.uint8),

@@ -17,7 +17,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.errors import EnvError, ShoalError
-from shoal.remote import pack_error
+from shoal.memory.packed_errors import pack_error
 
 
 class TwoArgs(Exception):
@@ -287,7 +287,7 @@ def test_the_tree_is_as_drawn() -> None:
 
 def test_an_uncaught_env_error_tells_the_story() -> None:
     script = """
-        from shoal.remote import pack_error
+        from shoal.memory.packed_errors import pack_error
         try:
             raise KeyError("no such fish")
         except KeyError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 REPO = Path(__file__).parents[2]
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import shoal
 from envs import CountEnv
-from shoal import header
+from shoal.memory import header
 from shoal.native import counters
-from shoal.tools import pools, rates
+from shoal.observe import rates, running_pools
 
 
 def page() -> Any:
@@ -112,11 +112,11 @@ JSON = st.recursive(
 
 def looked_at(pid: int) -> int:
     """How many pools are seen, all of which can be looked at or say why not."""
-    found, _ = pools.find_in(pid)
+    found, _ = running_pools.find_in(pid)
     for pool in found:
         try:
-            now = pools.look(pool)
-        except pools.Gone:
+            now = running_pools.look(pool)
+        except running_pools.Gone:
             return 0
         rates.between(pool, rates.at_its_start(pool, now), now)
     return len(found)

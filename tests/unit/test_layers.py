@@ -31,7 +31,7 @@ LAYERS = (
     ("rollout",),
     ("backends",),
     ("crew",),
-    ("healing", "vigil"),
+    ("healing", "timeouts"),
     ("switchboard",),
     ("scheduler", "plan"),
     ("far",),
@@ -126,7 +126,7 @@ def test_import_stays_light(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     assert not loaded & set(HEAVY)
-    assert "shoal.tools" not in json.loads(done.stdout)
+    assert "shoal.cli" not in json.loads(done.stdout)
 
 
 def test_modules_are_there_when_asked_for() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from shoal.backends.mail import _Watchful, pack, unpack
-from shoal.messages import Note, Reply
-from shoal.remote import PackedError, pack_error
+from shoal.memory.messages import Note, Reply
+from shoal.memory.packed_errors import PackedError, pack_error
 
 
 class Grump:

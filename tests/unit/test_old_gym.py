@@ -1,4 +1,4 @@
-"""Envs of the old gym: what they look like, and how they are made modern. No gym is installed for this."""
+"""Envs of the old gym: what they look like, and how they are made adapt. No gym is installed for this."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from gymnasium import spaces
 
 import shoal
-from shoal.adapters.modern import modern
-from shoal.adapters.old_gym import OldGymEnv, is_old, modern_space
+from shoal.envs.adapt import adapt
+from shoal.envs.old_gym import OldGymEnv, is_old, modern_space
 
 
 class Box:
@@ -78,7 +78,7 @@ def test_what_is_old() -> None:
     )  # fmt: skip
     assert not is_old(new_style)
     env = gymnasium.make("CartPole-v1")
-    assert modern(env) is env
+    assert adapt(env) is env
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
-from shoal.adapters.gymnasium import as_env_fns
-from shoal.adapters.modern import modern
-from shoal.deadline import NEVER
-from shoal.measurement import Measurement, time_steps
-from shoal.plan import MOST_THREADS, Plan, _choose, make_plan, predict
+from shoal.envs.adapt import adapt
+from shoal.envs.functions import as_env_fns
+from shoal.planning.plan import MOST_THREADS, Plan, _choose, make_plan, predict
+from shoal.support.deadline import NEVER
+from shoal.worker.measurement import Measurement, time_steps
 
 COMPUTES = Measurement((6e-6,) * 100, 6e-6)
 HEAVY = Measurement((500e-6,) * 100, 500e-6)
@@ -160,7 +160,7 @@ def test_an_env_whose_first_step_is_its_last_can_be_measured() -> None:
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
     env = SyncVectorEnv([OneShot] * 2, autoreset_mode=mode)
-    assert len(time_steps(modern(env)).wall) > 1
+    assert len(time_steps(adapt(env)).wall) > 1
 
 
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:

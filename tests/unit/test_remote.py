@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.remote import PackedError, dumps, pack_error
+from shoal.memory.packed_errors import PackedError, dumps, pack_error
 
 
 class HasLock:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import Space, spaces
 
-from shoal.adapters.shared_space import SharedSpace
 from shoal.errors import BadAction, BadEnv, BadObservation
-from shoal.spaces import flatten, get_path
+from shoal.spaces.leaves import flatten, get_path
+from shoal.spaces.shared import SharedSpace
 
 BOX = spaces.Box
 BRIGHTEST = np.zeros((4, 5, 3), np.uint8)  # of images that are padded: 0 where neither has a pixel

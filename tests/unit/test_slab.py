@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faults.kit import Traces
-from shoal import slab as slab_module
 from shoal.errors import StartError
-from shoal.slab import FRAME_FIELDS, LANE_FIELDS, LINE, Layout, Slab
-from shoal.spaces import flatten
+from shoal.memory import slab as slab_module
+from shoal.memory.slab import FRAME_FIELDS, LANE_FIELDS, LINE, Layout, Slab
+from shoal.spaces.leaves import flatten
 
 boxes = st.builds(
     lambda shape, dtype: spaces.Box(0, 1, tuple(shape), np.dtype(dtype).type),

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.base import split
-from shoal.checks import check_ids, spread_seed, whole_number
+from shoal.engine.env_specs import agree
 from shoal.errors import BadAction, SpaceMismatch
-from shoal.messages import Summary
-from shoal.specs import agree
+from shoal.memory.messages import BlockSummary
+from shoal.support.checks import check_ids, spread_seed, whole_number
 
 
 @given(st.integers(1, 500), st.integers(1, 50))
@@ -60,9 +60,11 @@ def test_whole_numbers_of_any_integer_type() -> None:
     assert [whole_number("n", value, 1, 3) for value in (1, np.uint8(2), np.int64(3))] == [1, 2, 3]
 
 
-def summary(*observations: Any, action: Any = None) -> Summary:
+def summary(*observations: Any, action: Any = None) -> BlockSummary:
     action = spaces.Discrete(2) if action is None else action
-    return Summary([(obs, action) for obs in observations], list(range(len(observations))), {"a": 1}, "human", None)
+    return BlockSummary(
+        [(obs, action) for obs in observations], list(range(len(observations))), {"a": 1}, "human", None
+    )
 
 
 SMALL, LARGE = spaces.Box(0, 1, (2,)), spaces.Box(0, 2, (2,))

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from envs import SPACES, EvenSpace
 from shoal.errors import BadAction, BadObservation
-from shoal.spaces import Kind, assemble, flatten, get_path, read_actions, write_observation
+from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 NESTED = spaces.Dict(

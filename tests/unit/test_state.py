@@ -29,9 +29,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs import SPACES, CountEnv, GateEnv, InfoEnv, ReusedBufferEnv, ReusedInfoEnv, SpaceEnv
-from shoal import datafile
-from shoal.datafile import CannotSave, Encoded, decode, encode, read_file, write_file
-from shoal.state import EnvState, load_env, save_env
+from shoal.state import datafile
+from shoal.state.datafile import CannotSave, Encoded, decode, encode, read_file, write_file
+from shoal.state.env_state import EnvState, load_env, save_env
 
 Make = Callable[[], Any]
 
@@ -1260,8 +1260,8 @@ SCRIPT = """
 import enum, hashlib, pickle, sys
 import gymnasium, numpy as np
 from gymnasium import spaces, wrappers
-from shoal.datafile import read_file, write_file
-from shoal.state import EnvState, load_env, save_env
+from shoal.state.datafile import read_file, write_file
+from shoal.state.env_state import EnvState, load_env, save_env
 
 class Phase(enum.Enum):
     CALM, WILD = 1, 2

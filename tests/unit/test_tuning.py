@@ -10,11 +10,11 @@ from typing import Any
 import gymnasium
 import pytest
 
-from shoal.measurement import Measurement
 from shoal.tuning.candidates import Candidate, EnvCost, Limits, all_candidates, in_order, neighbours
 from shoal.tuning.lab import LabLost
 from shoal.tuning.result import TuneResult
 from shoal.tuning.search import Search
+from shoal.worker.measurement import Measurement
 
 MIB = 2**20
 COMPUTES = EnvCost(Measurement((5e-6,) * 50, 5e-6), 1e-4, 1e-3, 20 * MIB, MIB)

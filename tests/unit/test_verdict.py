@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal import verdict as words
 from shoal.native import counters as c
-from shoal.stats import Counts, PoolStats, quantile
-from shoal.verdict import duration
+from shoal.observe import diagnosis as words
+from shoal.observe.diagnosis import duration
+from shoal.observe.stats import Counts, PoolStats, quantile
 
 SECOND = 10**9
 

@@ -19,7 +19,7 @@ import pytest
 from gymnasium import spaces
 
 import shoal
-from shoal.datafile import DataError
+from shoal.state.datafile import DataError
 from shoal.wrappers import Normalize, RunningMeanStd, wrap
 from shoal.wrappers.running import write_statistics
 from wrappers.kit import MANY, VECTOR, NoisyEnv, assert_same, play, stable_baselines

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 from shoal.wrappers import RecordVideo, wrap
 from shoal.wrappers.video import tile_images
 from wrappers.kit import GYM_MODES, HOSTS, MODES, NoisyEnv, play, stable_baselines

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.deadline import Deadline
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
-from shoal.messages import Note, Reply, StepperConfig, Summary
-from shoal.slab import Slab
+from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
+from shoal.memory.slab import Slab
+from shoal.support.deadline import Deadline
 
 __all__ = ["Worker", "split"]
 
@@ -27,7 +27,7 @@ def split(count: int, parts: int) -> list[tuple[int, int]]:
 class Worker(ABC):
     """The caller's handle of one worker. Starts in two phases, so that all workers build their envs at once.
 
-    launch() -> built() gives the Summary -> attach(slab) -> attached(); then run until close().
+    launch() -> built() gives the BlockSummary -> attach(slab) -> attached(); then run until close().
     """
 
     isolated = False  # whether the envs live in another process
@@ -70,7 +70,7 @@ class Worker(ABC):
         """Begin to build the envs; does not wait."""
 
     @abstractmethod
-    def built(self, deadline: Deadline) -> Summary:
+    def built(self, deadline: Deadline) -> BlockSummary:
         """Wait until the envs are built. Raises the env's own error, or WorkerDied."""
 
     @abstractmethod

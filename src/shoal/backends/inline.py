@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, build_envs, close_envs
-from shoal.deadline import Deadline
+from shoal.envs.functions import EnvFn
+from shoal.envs.group import is_group
 from shoal.errors import NothingPending
-from shoal.group import is_group
-from shoal.group_stepper import make_stepper
-from shoal.messages import StepperConfig, Summary
-from shoal.slab import Slab
+from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.slab import Slab
+from shoal.support.deadline import Deadline
+from shoal.worker.grouped import make_stepper
+from shoal.worker.single import BuildError, build_envs, close_envs
 
 __all__ = ["InlineWorker", "SilentBell"]
 
@@ -71,7 +71,7 @@ class InlineWorker(Worker):
     def launch(self) -> None:
         """Nothing to start: built() builds, after the other workers have begun to."""
 
-    def built(self, deadline: Deadline) -> Summary:
+    def built(self, deadline: Deadline) -> BlockSummary:
         try:
             self._envs, summary = build_envs(self._env_fns, self.start, interrupts=self._interrupts)
         except BuildError as error:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from shoal.messages import Note, Reply
-from shoal.remote import PackedError, dumps, pack_error
+from shoal.memory.messages import Note, Reply
+from shoal.memory.packed_errors import PackedError, dumps, pack_error
 
 __all__ = ["pack", "unpack"]
 

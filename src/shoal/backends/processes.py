@@ -17,18 +17,19 @@ from typing import Any
 
 import cloudpickle
 
-from shoal import native, procs
+from shoal import native
 from shoal.backends.base import Worker
 from shoal.backends.launch import start_process
 from shoal.backends.mail import unpack
 from shoal.backends.worker_main import DING, STACK_SIGNAL, Assignment, ConnectionBell, SharedFile, main
-from shoal.deadline import Deadline
 from shoal.errors import WorkerDied
-from shoal.measurement import Measurement
-from shoal.messages import StepperConfig, Summary
+from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.packed_errors import dumps
+from shoal.memory.slab import Slab, anonymous_file
 from shoal.ranks import without_launcher
-from shoal.remote import dumps
-from shoal.slab import Slab, anonymous_file
+from shoal.support import processes
+from shoal.support.deadline import Deadline
+from shoal.worker.measurement import Measurement
 
 __all__ = ["PipesBell", "ProcessWorker", "Supervisor"]
 
@@ -61,9 +62,9 @@ class ProcessWorker(Worker):
         self._start_method = start_method
         self._process: process.BaseProcess | None = None
         self._pid: int | None = None
-        self._self: procs.Process | None = None  # who it is, whoever may get its pid later
+        self._self: processes.Process | None = None  # who it is, whoever may get its pid later
         self._pidfd = -1
-        self._kin: list[procs.Process] = []  # its descendants when we ended it
+        self._kin: list[processes.Process] = []  # its descendants when we ended it
         self._diary, self._diary_seen = anonymous_file("shoal-diary"), 0
         try:
             self._connection, self._child_end = Pipe(duplex=True)
@@ -77,7 +78,7 @@ class ProcessWorker(Worker):
         self.memory_at_start: int | None = None
         self._ring: Callable[[int], None] = lambda index: None
         self._state = "starting"
-        self._oom_kills = procs.oom_kills()
+        self._oom_kills = processes.oom_kills()
         self.torn = False  # set here while a message is on its way, and for good when that was cut off
 
     @property
@@ -119,17 +120,17 @@ class ProcessWorker(Worker):
         self._assignment = b""
         self._pid = self._process.pid
         assert self._pid is not None
-        self._self = procs.identify(self._pid)
+        self._self = processes.identify(self._pid)
         with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system has no such thing
             self._pidfd = os.pidfd_open(self._pid)
 
     @property
-    def family(self) -> tuple[str, procs.Process] | None:
+    def family(self) -> tuple[str, processes.Process] | None:
         """By what its descendants are known: their mark, and who their head was."""
         return None if self._self is None else (self._mark, self._self)
 
-    def built(self, deadline: Deadline) -> Summary:
-        summary: Summary = self._what_it_found(deadline)
+    def built(self, deadline: Deadline) -> BlockSummary:
+        summary: BlockSummary = self._what_it_found(deadline)
         return summary
 
     def probe(self, deadline: Deadline) -> Measurement:
@@ -232,7 +233,7 @@ class ProcessWorker(Worker):
     def look_at_memory(self) -> None:
         """Note how much it takes now."""
         pid = self.pid
-        found = None if pid is None else procs.resident(pid)
+        found = None if pid is None else processes.resident(pid)
         if found is not None:
             self.memory = found
             self.memory_at_start = self.memory_at_start or found
@@ -240,7 +241,7 @@ class ProcessWorker(Worker):
     def condemn(self, why: str) -> None:
         self.condemned = why
         if self._pid is not None:
-            self._kin = procs.family(self._pid)  # what it has forked and let go is not found once it is gone
+            self._kin = processes.family(self._pid)  # what it has forked and let go is not found once it is gone
         self._kill()
 
     def _kill(self) -> None:
@@ -249,7 +250,7 @@ class ProcessWorker(Worker):
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         elif self._self is not None:
-            procs.kill([self._self])
+            processes.kill([self._self])
 
     def death(self) -> WorkerDied:
         if self._death is None:
@@ -263,7 +264,7 @@ class ProcessWorker(Worker):
         envs = f"env {self.start}" if len(self.env_ids) == 1 else f"envs {self.start} to {self.stop - 1}"
         message = f"worker {self.index} (pid {self.pid}, {envs}) {self.condemned or _describe_exit(code)}"
         if code == -signal.SIGKILL and not self.condemned:
-            found = procs.oom_kills()
+            found = processes.oom_kills()
             certain = found is not None and self._oom_kills is not None and found > self._oom_kills
             message += (
                 "; the kernel has ended processes here because memory ran out: use fewer envs, or recycle_after"
@@ -306,7 +307,7 @@ class ProcessWorker(Worker):
         self._kill()  # it may only have lost its channel, or its forkserver
         if self._self is not None:
             deadline = Deadline.after(GRACE)
-            while procs.alive(self._self) and not deadline.passed:
+            while processes.alive(self._self) and not deadline.passed:
                 time.sleep(0.001)
         self.drain()
         self._end_family()
@@ -314,9 +315,9 @@ class ProcessWorker(Worker):
         self._release()
 
     def _end_family(self) -> None:
-        procs.kill(self._kin)
+        processes.kill(self._kin)
         if self.family is not None:
-            procs.end_families(dict([self.family]))
+            processes.end_families(dict([self.family]))
 
     def _release(self) -> None:
         if self._process is not None:
@@ -337,7 +338,7 @@ class ProcessWorker(Worker):
                 words = self._last_words(deadline)
                 errors = words or []
                 self._force_out(deadline)
-                procs.kill(self._kin)
+                processes.kill(self._kin)
         finally:
             self._release()
         return errors
@@ -376,7 +377,7 @@ class ProcessWorker(Worker):
         left = deadline.left
         self._process.join(GRACE if left is None else min(left, GRACE))
         if self._process.exitcode is None and self._pid is not None:
-            self._kin = procs.family(self._pid)
+            self._kin = processes.family(self._pid)
         for end in (self._process.terminate, self._kill):
             if self._process.exitcode is not None:
                 return
@@ -449,9 +450,9 @@ class PipesBell:
 class Supervisor:
     """A thread that sleeps on the workers' sentinels and cries out when one ends; notes their memory meanwhile."""
 
-    def __init__(self, workers: Sequence[ProcessWorker], cry: Callable[[], None]):
+    def __init__(self, workers: Sequence[ProcessWorker], wake_pool: Callable[[], None]):
         self._watched = {worker.sentinel: worker for worker in workers}
-        self._cry = cry
+        self._wake_pool = wake_pool
         self._lock = threading.Lock()
         self._reader, self._writer = os.pipe()
         self._leaving = False
@@ -492,7 +493,7 @@ class Supervisor:
                 self._dead += gone
                 left = list(self._watched.values())
             if gone:
-                self._cry()
+                self._wake_pool()
             if time.monotonic() >= look:
                 look = time.monotonic() + LOOK_AT_MEMORY
                 for worker in left:

@@ -9,15 +9,15 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.adapters.gymnasium import EnvFn
 from shoal.backends.base import Worker
-from shoal.block import BuildError, build_envs, close_envs
-from shoal.deadline import Deadline
+from shoal.envs.functions import EnvFn
 from shoal.errors import PoolClosed
-from shoal.group_stepper import make_stepper
-from shoal.messages import StepperConfig, Summary
-from shoal.remote import PackedError
-from shoal.slab import Slab
+from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.packed_errors import PackedError
+from shoal.memory.slab import Slab
+from shoal.support.deadline import Deadline
+from shoal.worker.grouped import make_stepper
+from shoal.worker.single import BuildError, build_envs, close_envs
 
 __all__ = ["EventBell", "ThreadWorker"]
 
@@ -67,11 +67,11 @@ class ThreadWorker(Worker):
     def launch(self) -> None:
         self._thread.start()
 
-    def built(self, deadline: Deadline) -> Summary:
+    def built(self, deadline: Deadline) -> BlockSummary:
         answer = self.receive(deadline)
         if isinstance(answer, BuildError):
             raise answer.error.unpack(answer.env_id, self.index) from answer.__cause__
-        assert isinstance(answer, Summary)
+        assert isinstance(answer, BlockSummary)
         return answer
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:

@@ -18,16 +18,17 @@ from typing import Any
 
 import cloudpickle
 
-from shoal import native, procs
-from shoal.adapters.gymnasium import install_registry
+from shoal import native
 from shoal.backends.mail import pack
-from shoal.block import BuildError, build_envs, close_envs
-from shoal.group_stepper import make_stepper
-from shoal.measurement import time_steps
-from shoal.messages import StepperConfig, Summary
+from shoal.envs.functions import install_registry
+from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.packed_errors import dumps, pack_error
+from shoal.memory.slab import Layout, Slab
 from shoal.ranks import hide_forked_mpi
-from shoal.remote import dumps, pack_error
-from shoal.slab import Layout, Slab
+from shoal.support import processes
+from shoal.worker.grouped import make_stepper
+from shoal.worker.measurement import time_steps
+from shoal.worker.single import BuildError, build_envs, close_envs
 
 __all__ = ["Assignment", "dumps_summary", "main"]
 
@@ -141,7 +142,7 @@ def main(connection: Connection, assignment: bytes, inherited: list[int], diary:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             _work(connection, cloudpickle.loads(assignment))
     finally:
-        procs.end_children()  # multiprocessing would wait for its own; the caller ends those that have left us
+        processes.end_children()  # multiprocessing would wait for its own; the caller ends those that have left us
 
 
 def _leave_with_caller(fd: int) -> None:
@@ -152,10 +153,10 @@ def _leave_with_caller(fd: int) -> None:
         continue
     # After an orderly close too, when this process has said all: give the main thread a moment to leave by itself.
     threading.Event().wait(0.1)
-    procs.end_children()
-    own = procs.identify(os.getpid())
-    if own is not None and os.environ.get(procs.MARK):
-        procs.end_families({os.environ[procs.MARK]: own})
+    processes.end_children()
+    own = processes.identify(os.getpid())
+    if own is not None and os.environ.get(processes.MARK):
+        processes.end_families({os.environ[processes.MARK]: own})
     os._exit(0)
 
 
@@ -163,7 +164,7 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     os.environ.clear()
     hide_forked_mpi()
     os.environ.update(assignment.environ)
-    procs.found_family(assignment.mark)
+    processes.found_family(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
     try:
@@ -205,7 +206,7 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     outbox.close()
 
 
-def dumps_summary(summary: Summary) -> bytes:
+def dumps_summary(summary: BlockSummary) -> bytes:
     """Pickle what a worker tells about its envs."""
     try:
         return dumps(summary)

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import Space
 
 from shoal.errors import BadEnv
-from shoal.extras import install
-from shoal.spaces import Leaf, array_leaves
+from shoal.spaces.leaves import Leaf, array_leaves
+from shoal.support.optional_dependencies import install
 
 __all__ = ["Definition", "Env", "define", "function", "is_helper"]
 

@@ -16,7 +16,7 @@ from shoal.compiled.fingerprint import fingerprint
 from shoal.compiled.machine import load_machine
 from shoal.compiled.rebuild import Rebuilder
 from shoal.compiled.template import constants, kernel_source, policy_source
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 __all__ = ["available", "kernel_address", "policy_address"]
 

@@ -12,9 +12,9 @@ from gymnasium.vector.utils import batch_space
 
 from shoal.compiled.env import Definition, Env, define
 from shoal.compiled.random import begin_stream
+from shoal.envs.group import Answers, Infos
 from shoal.errors import BadEnv
-from shoal.group import Answers, Infos
-from shoal.spaces import assemble, get_path
+from shoal.spaces.leaves import assemble, get_path
 
 __all__ = ["PlainEnv", "PlainGroup", "as_gymnasium", "plain_env"]
 

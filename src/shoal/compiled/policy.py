@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shoal.compiled import numba_random
 from shoal.compiled.env import function
 from shoal.compiled.random import integer, normal, uniform
-from shoal.spaces import Leaf
+from shoal.spaces.leaves import Leaf
 
 __all__ = ["act_on_lanes", "is_policy", "policy", "random_policy", "streams"]
 

@@ -1,4 +1,4 @@
-"""The compiled envs of a pool: their states, and what steps all of them (`shoal.compiled.stepper`)."""
+"""The compiled envs of a pool: their states, and what steps all of them (`shoal.compiled.worker`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled.env import Definition, Env, define
-from shoal.cores import usable_cores
+from shoal.envs.group import MODES
 from shoal.errors import BadEnv
-from shoal.group import MODES
+from shoal.support.cores import usable_cores
 
 __all__ = ["CompiledEnvs", "make_envs"]
 
@@ -90,7 +90,7 @@ class CompiledEnvs:
 
     def make_stepper(self, *args: Any, **options: Any) -> Any:
         """What steps them in a worker's block."""
-        from shoal.compiled.stepper import CompiledStepper
+        from shoal.compiled.worker import CompiledStepper
 
         return CompiledStepper(*args, **options)
 

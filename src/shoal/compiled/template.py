@@ -14,9 +14,9 @@ import numpy as np
 
 from shoal.compiled.env import Definition
 from shoal.compiled.task import BEGINS, FRAME_FIELDS, KINDS_OF_LEAVES, LEAVES, PLACES, TALLY
-from shoal.messages import STATUS_FINAL
+from shoal.memory.messages import STATUS_FINAL
 from shoal.native import AUTORESET
-from shoal.spaces import Leaf
+from shoal.spaces.leaves import Leaf
 
 __all__ = [
     "INDICES", "action_shape", "as_tuple", "constants", "fill", "kernel_source", "loops", "policy_source", "row_shape",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.lazy import modules_of
+from shoal.support.lazy_modules import modules_of
 
 __getattr__ = modules_of(__name__)

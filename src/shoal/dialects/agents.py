@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.adapters.pettingzoo import is_aec_env, is_parallel_env
-from shoal.adapters.shared_space import SharedSpace
 from shoal.batch import Batch
+from shoal.envs.pettingzoo import is_aec_env, is_parallel_env
 from shoal.errors import BadAction, BadCall, BadEnv
 from shoal.pool import Pool, refuse_unknown_options
-from shoal.spaces import assemble, get_path, read_actions
+from shoal.spaces.leaves import assemble, get_path, read_actions
+from shoal.spaces.shared import SharedSpace
 
 __all__ = ["BatchedParallelEnv"]
 

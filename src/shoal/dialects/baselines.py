@@ -20,8 +20,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from shoal.adapters.modern import modern
 from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, as_list, check_maker, make_one
+from shoal.envs.adapt import adapt
 from shoal.ranks import LAUNCHER_VARIABLES, Ranks, current, mpi_rank, rank_seed
 from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
 from shoal.wrappers.monitor import Monitor as _Monitor
@@ -132,7 +132,7 @@ class Monitor(_Monitor):
         info_keywords: Sequence[str] = (),
         run: str | None = None,
     ):
-        super().__init__(modern(env), filename, allow_early_resets, reset_keywords, info_keywords, run=run)
+        super().__init__(adapt(env), filename, allow_early_resets, reset_keywords, info_keywords, run=run)
 
 
 class VecEnvObservationWrapper(VecEnvWrapper):

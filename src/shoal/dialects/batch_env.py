@@ -23,11 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.adapters.modern import modern
-from shoal.block import identity_of, own_copy, refuse_shared
-from shoal.checks import Ids, Seed, check_ids, spread_seed
-from shoal.deadline import Deadline
 from shoal.dialects.external_process import Async, ExternalProcess, Promise, four_values_too
+from shoal.envs.adapt import adapt
 from shoal.errors import (
     BadAction,
     BadEnv,
@@ -36,7 +33,10 @@ from shoal.errors import (
     PoolClosed,
     SpaceMismatch,
 )
-from shoal.spaces import Kind, assemble, flatten, get_path, read_actions, write_observation
+from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
+from shoal.support.checks import Ids, Seed, check_ids, spread_seed
+from shoal.support.deadline import Deadline
+from shoal.worker.single import identity_of, own_copy, refuse_shared
 
 __all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
 
@@ -311,7 +311,7 @@ def _checked(env: Any, index: int) -> Any:
     """The env as Gymnasium has it. Raises BadEnv if it is none."""
     if isinstance(env, ExternalProcess):
         return env
-    found = env if isinstance(env, type) else modern(env)
+    found = env if isinstance(env, type) else adapt(env)
     missing = [name for name in ("step", "reset", "observation_space", "action_space") if not hasattr(found, name)]
     if missing or isinstance(found, type | gymnasium.vector.VectorEnv):
         what = f"it has no {', '.join(missing)}" if missing else "it is a class, or many envs already"

@@ -8,7 +8,7 @@ try:
     import dm_env
     from dm_env import specs
 except ImportError as error:
-    from shoal.extras import install
+    from shoal.support.optional_dependencies import install
 
     raise ImportError(f'api="dm_env" needs dm_env: {install("dm-env")}') from error
 

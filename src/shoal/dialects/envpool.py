@@ -25,14 +25,14 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector.vector_env import AutoresetMode
 
-from shoal.adapters.gymnasium import EnvFn, FromSpec, as_env_fns
-from shoal.adapters.modern import modern
-from shoal.checks import Ids, check_choice, check_ids, whole_number
 from shoal.dialects.time_steps import SpecMethods, Specs, TimeStepPool, spec_of
+from shoal.envs.adapt import adapt
+from shoal.envs.batched import BATCHED
+from shoal.envs.functions import EnvFn, FromSpec, as_env_fns
 from shoal.errors import BadAction, EnvError, ShoalError
-from shoal.frames import Ready
+from shoal.memory.answers import Ready
 from shoal.pool import Pool
-from shoal.rows import BATCHED
+from shoal.support.checks import Ids, check_choice, check_ids, whole_number
 
 __all__ = [
     "DMEnvPool", "EnvPool", "EnvSpec", "GymnasiumEnvPool", "list_all_envs", "make", "make_dm", "make_gym",
@@ -596,7 +596,7 @@ def _limited(fn: EnvFn, steps: int) -> EnvFn:
 
 
 def _time_limited(fn: EnvFn, steps: int) -> Any:
-    return gymnasium.wrappers.TimeLimit(modern(fn()), steps)
+    return gymnasium.wrappers.TimeLimit(adapt(fn()), steps)
 
 
 def _in_order(ready: Ready, ids: Ids) -> Ready:

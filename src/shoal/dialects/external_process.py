@@ -14,11 +14,9 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from shoal.adapters.layers import get_attr
-from shoal.adapters.old_gym import OldGymEnv
-from shoal.block import own_copy
-from shoal.checks import check_choice
-from shoal.deadline import Deadline
+from shoal.engine.commands import Call
+from shoal.envs.old_gym import OldGymEnv
+from shoal.envs.wrapper_layers import get_attr
 from shoal.errors import (
     BadCall,
     EnvError,
@@ -27,7 +25,9 @@ from shoal.errors import (
     WorkerDied,
 )
 from shoal.pool import Pool
-from shoal.switchboard import Call
+from shoal.support.checks import check_choice
+from shoal.support.deadline import Deadline
+from shoal.worker.single import own_copy
 
 __all__ = ["Async", "ExternalProcess", "Promise", "four_values_too"]
 

@@ -15,7 +15,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.errors import EnvError, StepTimeout
-from shoal.frames import Ready
+from shoal.memory.answers import Ready
 from shoal.pool import Pool, refuse_unknown_options
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]

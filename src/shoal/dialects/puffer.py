@@ -22,12 +22,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shoal.adapters.gymnasium import as_env_fns
-from shoal.adapters.modern import modern
-from shoal.cores import usable_cores
+from shoal.envs.adapt import adapt
+from shoal.envs.functions import as_env_fns
+from shoal.envs.group import is_group
 from shoal.errors import BadEnv, NothingPending
-from shoal.group import is_group
 from shoal.pool import Pool, refuse_unknown_options
+from shoal.support.cores import usable_cores
 
 __all__ = ["Multiprocessing", "Ray", "Reset", "Serial", "make"]
 
@@ -76,7 +76,7 @@ class _Vectorized:
     def driver_env(self) -> Any:
         """An env to look at, made in this process when it is first asked for."""
         if self._driver is None:
-            driver = modern(self._first_env_fn())
+            driver = adapt(self._first_env_fn())
             own = driver.env if is_group(driver) else None
             self._driver = own if hasattr(own, "single_observation_space") else driver
         return self._driver

@@ -13,18 +13,18 @@ try:
     from tf_agents.specs import array_spec
     from tf_agents.trajectories import time_step as ts
 except ImportError as error:
-    from shoal.extras import install
+    from shoal.support.optional_dependencies import install
 
     raise ImportError(f'api="tf_agents" needs TF-Agents: {install("tf-agents")}') from error
 
 import numpy as np
 
-from shoal.adapters.gymnasium import pickle_env_fns
-from shoal.adapters.quick_time_steps import quicken, slow_down
-from shoal.adapters.time_steps import has_specs
-from shoal.checks import spread_seed
 from shoal.dialects.time_steps import Parts, SpecMethods, TimeStepPool
+from shoal.envs.functions import pickle_env_fns
+from shoal.envs.quick_time_steps import quicken, slow_down
+from shoal.envs.time_steps import has_specs
 from shoal.errors import BadEnv, SpaceMismatch
+from shoal.support.checks import spread_seed
 
 __all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
 

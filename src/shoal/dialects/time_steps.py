@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from shoal.adapters.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
+from shoal.envs.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
 from shoal.errors import BadEnv
-from shoal.frames import Ready
+from shoal.memory.answers import Ready
 from shoal.pool import Pool, refuse_unknown_options
 
 __all__ = ["MakeSpec", "Parts", "SpecMethods", "Specs", "TimeStepPool", "spec_of"]

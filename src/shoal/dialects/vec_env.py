@@ -17,11 +17,11 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.adapters import layers
-from shoal.adapters.modern import modern
+from shoal.envs import wrapper_layers
+from shoal.envs.adapt import adapt
 from shoal.errors import BadCall, BadEnv, EnvError, NothingPending
-from shoal.frames import Ready
-from shoal.messages import RESTART_INFO
+from shoal.memory.answers import Ready
+from shoal.memory.messages import RESTART_INFO
 from shoal.pool import Pool, refuse_unknown_options
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
 from shoal.wrappers.video import tile_images
@@ -328,7 +328,7 @@ class PoolVecEnv(VecEnv):
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """An attribute of each env, through its wrappers."""
-        return self._apply(layers.get_attr, indices, attr_name)
+        return self._apply(wrapper_layers.get_attr, indices, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Set an attribute of each env to the same value."""
@@ -342,15 +342,15 @@ class PoolVecEnv(VecEnv):
         """Call a method of each env, through its wrappers."""
         if method_name in ("step", "reset", "close"):
             raise BadCall(f"env_method: use the VecEnv's own {method_name}, which keeps the envs in step")
-        return self._apply(layers.call_method, indices, method_name, *method_args, **method_kwargs)
+        return self._apply(wrapper_layers.call_method, indices, method_name, *method_args, **method_kwargs)
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all envs have this attribute."""
-        return all(self._apply(layers.has_attr, None, attr_name))
+        return all(self._apply(wrapper_layers.has_attr, None, attr_name))
 
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Whether each env is wrapped in this class."""
-        return self._apply(layers.is_wrapped, indices, layers.name_of(wrapper_class))
+        return self._apply(wrapper_layers.is_wrapped, indices, wrapper_layers.name_of(wrapper_class))
 
     def _apply(self, function: Callable[..., Any], indices: Indices, *args: Any, **kwargs: Any) -> list[Any]:
         ids = self._ids(indices)
@@ -402,7 +402,7 @@ def check_maker(env_id: Any) -> None:
 def make_one(env_id: Any, env_kwargs: Mapping[str, Any]) -> Any:
     """One env by its id, with images if it can make some, or by a function or class."""
     if not isinstance(env_id, str):
-        return modern(env_id(**env_kwargs))
+        return adapt(env_id(**env_kwargs))
     try:
         return gymnasium.make(env_id, **{"render_mode": "rgb_array", **env_kwargs})
     except TypeError:  # an env that does not render

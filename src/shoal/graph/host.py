@@ -15,10 +15,10 @@ import numpy.typing as npt
 from shoal.dialects.vec_env import VecEnvWrapper
 from shoal.errors import BadEnv, PoolClosed
 from shoal.pool import Pool
-from shoal.spaces import Leaf, array_leaves, assemble, get_path
+from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 from shoal.wrappers.hosts import WrappedPool
 
-__all__ = ["Arrays", "Host", "kept_errors", "own_errors", "pool_of"]
+__all__ = ["Arrays", "GraphHost", "kept_errors", "own_errors", "pool_of"]
 
 Arrays = tuple[npt.NDArray[Any], ...]
 
@@ -27,7 +27,7 @@ _kept: dict[str, BaseException] = {}
 _numbers = itertools.count(1)
 
 
-class Host:
+class GraphHost:
     """The caller's side of the callbacks in a graph.
 
     An answer is one flat tuple: the leaves of the observation in the space's own order, then reward (float32),

@@ -28,14 +28,14 @@ import gymnasium
 import numpy as np
 
 from shoal.errors import BadAction, BadEnv
-from shoal.graph.host import Arrays, Host, kept_errors, own_errors
+from shoal.graph.host import Arrays, GraphHost, kept_errors, own_errors
 from shoal.pool import Pool
-from shoal.spaces import Leaf, array_leaves, assemble, get_path
+from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 
 try:
     import tensorflow as tf
 except ImportError as error:
-    from shoal.extras import install
+    from shoal.support.optional_dependencies import install
 
     raise ImportError(f"envs inside of a TensorFlow graph need TensorFlow: {install('tensorflow')}") from error
 
@@ -317,7 +317,7 @@ def _as_ids(indices: Any) -> Any:
 
 
 class _BatchEnvHost:
-    """A batch env with a Host's methods."""
+    """A batch env with a GraphHost's methods."""
 
     pool = None
 
@@ -356,8 +356,8 @@ def _is_on_pool(envs: Any) -> bool:
 
 
 def _host_of(envs: Any) -> Any:
-    # Host refuses what is neither, and wrappers that know the pool below them.
-    return Host(envs) if _is_on_pool(envs) or not _is_batch(envs) else _BatchEnvHost(envs)
+    # GraphHost refuses what is neither, and wrappers that know the pool below them.
+    return GraphHost(envs) if _is_on_pool(envs) or not _is_batch(envs) else _BatchEnvHost(envs)
 
 
 def _pool_of_one(env: Any) -> Pool:

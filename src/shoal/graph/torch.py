@@ -18,13 +18,13 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.errors import BadAction, BadEnv, PoolClosed
-from shoal.graph.host import Host, own_errors
-from shoal.spaces import Leaf
+from shoal.graph.host import GraphHost, own_errors
+from shoal.spaces.leaves import Leaf
 
 try:
     import torch
 except ImportError as error:
-    from shoal.extras import install
+    from shoal.support.optional_dependencies import install
 
     raise ImportError(f"shoal.graph.torch needs PyTorch: {install('torch')}") from error
 
@@ -101,7 +101,7 @@ class TorchEnv:
     """
 
     def __init__(self, envs: Any, device: str | torch.device = "cpu"):
-        host = Host(envs)
+        host = GraphHost(envs)
         _check_types("observation", host.observation_space, host.obs_leaves)
         _check_types("action", host.action_space, host.action_leaves)
         self._envs, self.pool = envs, host.pool
@@ -243,7 +243,7 @@ def _type_of(dtype: np.dtype[Any]) -> torch.dtype:
 class Bridge:
     """The env as the operators find it, by the number in its handle."""
 
-    def __init__(self, host: Host, carrier: OnHost | Pinned):
+    def __init__(self, host: GraphHost, carrier: OnHost | Pinned):
         self.host, self._carrier = host, carrier
         number = next(_numbers)
         _bridges[number] = weakref.ref(self, lambda _: _bridges.pop(number, None))
@@ -274,7 +274,7 @@ class Bridge:
         return None if env_ids is None else env_ids.cpu().numpy()
 
 
-def _carrier(host: Host, device: torch.device) -> OnHost | Pinned:
+def _carrier(host: GraphHost, device: torch.device) -> OnHost | Pinned:
     return OnHost(host.pool.data.lends) if device.type == "cpu" else Pinned(device, host.num_envs, Cuda(device))
 
 
@@ -426,7 +426,7 @@ class Layout(NamedTuple):
         return (*self.fake_obs(rows), *[torch.empty(rows, dtype=kind, device=self.device) for kind in kinds])
 
 
-def _layout_of(host: Host, device: torch.device) -> str:
+def _layout_of(host: GraphHost, device: torch.device) -> str:
     types = [str(_type_of(kind)).removeprefix("torch.") for kind in host.obs_types]
     leaves = [f"{kind}{list(leaf.shape)}" for kind, leaf in zip(types, host.obs_leaves, strict=True)]
     return "; ".join([str(device), str(host.num_envs), str(host.pool.batch_size), *leaves])

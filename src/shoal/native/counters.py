@@ -1,4 +1,4 @@
-"""Counters in the slab: where the time goes. The C core counts alike (counters.h); `shoal.stats` makes sense of them.
+"""Counters in the slab: where the time goes. The C core counts alike (counters.h); `observe.stats` reads them.
 
 Each has one writer, which adds without a lock; whoever reads may be in another process, and sees figures that are a
 moment old. All times are ns of the monotonic clock.

@@ -6,7 +6,7 @@
  *
  * Only the common path lives here: a plain step, array or integer observations, an empty info.
  * Everything else (resets, odd observations, infos, exceptions) goes to the Python callbacks of
- * shoal.block.Stepper, which the Python twin uses as well, so there is one implementation of it. */
+ * shoal.worker.single.Stepper, which the Python twin uses as well, so there is one implementation of it. */
 #ifndef SHOAL_STEP_BLOCK_H
 #define SHOAL_STEP_BLOCK_H
 

@@ -69,7 +69,7 @@ class Lanes:
     """The learner's side of the slab: posts requests to lanes and collects those that are done.
 
     Args:
-        slab: a shoal.slab.Slab.
+        slab: a shoal.memory.slab.Slab.
         state: uint8 [lanes], 1 where a request is pending; the learner's own, kept here.
         owner: int32 [lanes], the worker of each lane.
         bells: one for each worker.
@@ -261,7 +261,7 @@ class Block:
     """The worker's side of the slab: steps the envs of a contiguous run of lanes.
 
     Args:
-        slab: a shoal.slab.Slab.
+        slab: a shoal.memory.slab.Slab.
         worker: index of this worker; its lanes are `start` up to `stop`.
         autoreset: a value of AUTORESET.
         publish_each: ring the pool for every lane (partial batches) instead of once a pass.

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal.checks import number, whole_number
 from shoal.scaling.model import ANSWER_LANE, LONGEST, MOST_LANES, PARTS, Costs, Setup, StepTime, bounds, ceiling
 from shoal.scaling.simulation import Prediction, simulate
+from shoal.support.checks import number, whole_number
 
 __all__ = ["Advice", "Cluster", "advise", "figure", "limits"]
 

@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shoal.checks import number, whole_number
 from shoal.scaling.measured import COSTS
+from shoal.support.checks import number, whole_number
 
 __all__ = ["PARTS", "Costs", "Setup", "StepTime", "bounds", "ceiling", "slowest_block"]
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.measurement import Measurement
-from shoal.plan import MOST_PROCESSES, MOST_THREADS, Plan, predict
+from shoal.planning.plan import MOST_PROCESSES, MOST_THREADS, Plan, predict
+from shoal.worker.measurement import Measurement
 
 __all__ = [
     "Candidate",

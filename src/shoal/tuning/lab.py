@@ -21,14 +21,14 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from shoal import procs
-from shoal.adapters.gymnasium import EnvFn
-from shoal.adapters.modern import modern
-from shoal.block import spaces_of
+from shoal.envs.adapt import adapt
+from shoal.envs.functions import EnvFn
 from shoal.errors import ShoalError, SlowEnvWarning, StepTimeout
-from shoal.measurement import MEASURING, as_one, time_steps
 from shoal.pool import Pool
+from shoal.support import processes
 from shoal.tuning.candidates import Candidate, EnvCost
+from shoal.worker.measurement import MEASURING, as_one, time_steps
+from shoal.worker.single import spaces_of
 
 __all__ = ["Lab", "LabHere", "LabLost", "LabProcess"]
 
@@ -90,7 +90,7 @@ class Lab:
             gc.collect()
 
     def _build(self) -> Any:
-        env = modern(self._env_fns[0]())
+        env = adapt(self._env_fns[0]())
         spaces_of(env)
         env = as_one(env)
         env.reset(seed=0)
@@ -183,8 +183,8 @@ def _nothing() -> None:
 
 def _memory() -> int:
     """Bytes of this process, shared ones by their share."""
-    found = procs.pss([os.getpid()])
-    return found[0] if found else procs.resident(os.getpid()) or 0
+    found = processes.pss([os.getpid()])
+    return found[0] if found else processes.resident(os.getpid()) or 0
 
 
 def _say(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shoal.plan import Plan
+from shoal.planning.plan import Plan
 from shoal.tuning.candidates import SIMPLEST, Candidate, EnvCost, Limits
 
 __all__ = ["HeatMap", "Trial", "TuneResult"]

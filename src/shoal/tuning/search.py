@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from shoal import procs
-from shoal.adapters.gymnasium import EnvFn, as_env_fns, pickle_env_fns
-from shoal.checks import check_choice, number, positive_number, whole_number
-from shoal.cores import usable_cores
+from shoal.envs.functions import EnvFn, as_env_fns, pickle_env_fns
 from shoal.errors import BadEnv, EnvError, StartError, StepTimeout
+from shoal.support import processes
+from shoal.support.checks import check_choice, number, positive_number, whole_number
+from shoal.support.cores import usable_cores
 from shoal.tuning import BACKENDS
 from shoal.tuning.candidates import (
     CLOSE,
@@ -274,7 +274,7 @@ class Search:
 
     def _make_room(self, trial: Trial) -> None:
         """Close the pools that were used longest ago, until this one fits in beside the others."""
-        room = self.limits.max_memory or (procs.available_memory() or 2**40) // 2
+        room = self.limits.max_memory or (processes.available_memory() or 2**40) // 2
         needed = trial.candidate.memory(self._cost)
         while self._open and needed + sum(one.candidate.memory(self._cost) for one in self._open) > room:
             self._close(next(iter(self._open)))

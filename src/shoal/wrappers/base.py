@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from shoal.checks import Ids
+from shoal.support.checks import Ids
 
 __all__ = [
     "Bound",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.checks import check_choice, whole_number
+from shoal.support.checks import check_choice, whole_number
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, with_parts
 
 __all__ = ["FrameStack", "is_image", "is_image_channels_first"]

@@ -13,9 +13,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, create_empty_array
 
 from shoal.batch import Batch
-from shoal.checks import Ids, check_ids
-from shoal.messages import RESTART_INFO
+from shoal.memory.messages import RESTART_INFO
 from shoal.pool import Pool
+from shoal.support.checks import Ids, check_ids
 from shoal.wrappers.base import Bound, Rows, Transform, added_infos, bind_all, put_rows, take_rows
 
 __all__ = ["WrappedPool", "WrappedVectorEnv", "wrap"]

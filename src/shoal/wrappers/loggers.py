@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from shoal.messages import RESTART_INFO
+from shoal.memory.messages import RESTART_INFO
 from shoal.wrappers.base import Bound, Rows, Transform
 from shoal.wrappers.monitor import MonitorEpisodes
 

@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from shoal.measurement import MEASURING
+from shoal.worker.measurement import MEASURING
 from shoal.wrappers.base import Bound, Rows, Transform
 
 __all__ = ["EXTENSION", "Monitor", "MonitorEpisodes", "ResultsWriter"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.checks import Ids
 from shoal.errors import BadObservation
+from shoal.support.checks import Ids
 from shoal.wrappers.base import Array, Bound, Rows, Transform, arrays_of
 
 __all__ = ["CheckNan"]

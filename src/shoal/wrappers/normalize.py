@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.checks import number, positive_number
-from shoal.datafile import DataError
 from shoal.ranks import Ranks
+from shoal.state.datafile import DataError
+from shoal.support.checks import number, positive_number
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, put_rows, with_parts
 from shoal.wrappers.frame_stack import is_image
 from shoal.wrappers.running import (

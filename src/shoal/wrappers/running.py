@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from shoal import native
-from shoal.datafile import DataError, read_file, write_file
 from shoal.ranks import Ranks
+from shoal.state.datafile import DataError, read_file, write_file
 from shoal.wrappers.base import Array
 
 __all__ = ["RunningMeanStd", "merge_ranks", "read_statistics", "standardized", "write_statistics"]

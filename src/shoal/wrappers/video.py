@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from shoal.checks import whole_number
-from shoal.extras import install
+from shoal.support.checks import whole_number
+from shoal.support.optional_dependencies import install
 from shoal.wrappers.base import Array, Bound, Rows, Transform
 
 __all__ = ["RecordVideo", "tile_images"]

@@ -15,7 +15,7 @@ from shoal.compiled.env import Definition
 from shoal.compiled.random import EPISODE, GAMMA, MASK
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
-from shoal.extras import install
+from shoal.support.optional_dependencies import install
 
 __all__ = ["build", "check", "driver", "missing", "simulated"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.checks import check_choice, whole_number
+from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, check, driver, explained, simulated
 from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, length_type, narrow
@@ -19,10 +19,10 @@ from shoal.compiled.env import Definition, define
 from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.pool_envs import find_class
 from shoal.compiled.template import row_shape, wide_type
+from shoal.envs.group import MODES
 from shoal.errors import BadAction, BadCall, PoolClosed
-from shoal.group import MODES
-from shoal.spaces import assemble, get_path
-from shoal.trajectory import Rollout
+from shoal.spaces.leaves import assemble, get_path
+from shoal.support.checks import check_choice, whole_number
 
 __all__ = ["CudaEnvs"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.compiled.cuda.envs import CudaEnvs
-from shoal.spaces import assemble, flatten, get_path
+from shoal.spaces.leaves import assemble, flatten, get_path
 
 __all__ = ["PoolEnvs", "make_envs"]
 
@@ -18,7 +18,7 @@ OPTIONS = ("precision", "debug")  # among env_kwargs, and not for the class
 
 
 class PoolEnvs:
-    """CudaEnvs as a pool steps them: see `shoal.rows.BatchedEnv`. Rows are lanes; those of an env go together.
+    """CudaEnvs as a pool steps them: see `shoal.envs.batched.BatchedEnv`. Rows are lanes; those of an env go together.
 
     Attributes:
         cuda: the envs themselves; what they show is on the GPU.

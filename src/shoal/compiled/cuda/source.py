@@ -16,7 +16,7 @@ import numpy as np
 from shoal.compiled.env import Definition
 from shoal.compiled.policy import STREAM
 from shoal.compiled.template import INDICES, action_shape, as_tuple, fill, loops, row_shape, wide_type
-from shoal.spaces import Leaf
+from shoal.spaces.leaves import Leaf
 
 __all__ = [
     "BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "launch_bounds", "length_type", "narrow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 try:
     import jax as _jax  # noqa: F401
 except ImportError as error:
-    from shoal.extras import install
+    from shoal.support.optional_dependencies import install
 
     raise ImportError(f"shoal.graph.jax needs JAX: {install('jax')}") from error
 

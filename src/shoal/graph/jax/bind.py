@@ -19,8 +19,8 @@ from jax.experimental.buffer_callback import buffer_callback
 
 from shoal.errors import BadAction, BadCall, PoolClosed
 from shoal.graph import host
-from shoal.graph.host import Arrays, Host, kept_errors
-from shoal.spaces import get_path
+from shoal.graph.host import Arrays, GraphHost, kept_errors
+from shoal.spaces.leaves import get_path
 
 __all__ = ["Binding", "Step", "bind", "jit", "own_errors"]
 
@@ -116,7 +116,7 @@ def _canonical(dtype: np.dtype[Any]) -> np.dtype[Any]:
 class _Graph:
     """The functions of a binding."""
 
-    def __init__(self, one: Host, calls: _OrderedCalls | _ThreadedCalls):
+    def __init__(self, one: GraphHost, calls: _OrderedCalls | _ThreadedCalls):
         self._host, self._calls = one, calls
         self._id_type = _canonical(np.dtype(np.int64))
 
@@ -206,7 +206,7 @@ class _Graph:
         return Step(self._host.nest(obs), reward, terminated, truncated, ids)
 
 
-class _CopiedHost(Host):
+class _CopiedHost(GraphHost):
     """A host whose answers are copied by JAX before the callback has returned: they may be the pool's own arrays."""
 
     def step(self, *actions: Any) -> Arrays:

@@ -21,7 +21,7 @@ from shoal.errors import BadCall, CannotSnapshot
 from shoal.graph.jax.protocols import Lane, read_leaf
 from shoal.graph.jax.random_numbers import FAST, draw, is_int, whole_seed, words_of
 from shoal.graph.jax.trees import key_data, named, restored, shaped, where, zeros
-from shoal.spaces import assemble
+from shoal.spaces.leaves import assemble
 
 __all__ = ["BatchedFunctionalEnv", "EnvState", "Spare", "Step", "Summary", "Trajectory", "functional"]
 

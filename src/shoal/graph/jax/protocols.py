@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 
 from shoal.errors import BadAction, BadCall, BadEnv
 from shoal.graph.jax.trees import cast, named, shaped, strong, widest
-from shoal.spaces import Kind, Leaf, assemble, flatten, get_path
+from shoal.spaces.leaves import Kind, Leaf, assemble, flatten, get_path
 
 __all__ = ["Lane", "device_type", "read_leaf"]
 

@@ -11,7 +11,7 @@ from jax.extend.random import define_prng_impl
 
 from shoal.errors import BadCall, BadEnv
 from shoal.graph.jax.protocols import device_type
-from shoal.spaces import Leaf
+from shoal.spaces.leaves import Leaf
 
 __all__ = ["FAST", "draw", "is_int", "whole_seed", "words_of"]
 

@@ -1,1 +1,0 @@
-"""One env in, one stepping protocol out. Nothing here knows about parallelism."""

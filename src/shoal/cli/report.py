@@ -1,0 +1,192 @@
+"""What a benchmark looks like: a table for the terminal, Markdown, JSON, and a plot."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from shoal.cli.bench import RateSummary, Result, Row
+from shoal.cli.contenders import Role
+from shoal.support.optional_dependencies import install
+from shoal.support.usage import UsageError
+
+SCHEMA = 1
+STYLES = {Role.LIMIT: "bold", Role.LOOP: "", Role.SHOAL: "cyan", Role.PEER: ""}
+COLOURS = {Role.LIMIT: "#444444", Role.LOOP: "#888888", Role.SHOAL: "#0072b2", Role.PEER: "#e69f00"}
+HEAD = ("", "steps/s", "of the limit", "start", "workers")
+
+
+def ordered(result: Result) -> list[Row]:
+    """Return the rows as they are read: the loops first, then the fastest, last who is out."""
+
+    def key(row: Row) -> tuple[bool, int, float]:
+        loops = {Role.LIMIT: 0, Role.LOOP: 1}
+        return (
+            row.status != "ok",
+            loops.get(row.contender.role, 2),
+            -(row.rate.median if row.rate else 0.0),
+        )
+
+    return sorted(result.rows, key=key)
+
+
+def cells(result: Result, row: Row) -> tuple[str, ...]:
+    """Return one row as text, in the order of HEAD."""
+    start = row.starts[-1] if row.starts else None
+    workers = ""
+    if start and start.workers:
+        size = f" x {start.worker_pss / 2**20:.0f} MiB" if start.worker_pss else ""
+        workers = f"{start.workers}{size}"
+    return (
+        row.name,
+        thousands(row.rate),
+        fraction(result.of_limit(row)),
+        f"{row.startup:.2f} s" if row.startup is not None else "",
+        workers,
+    )
+
+
+def notes(result: Result) -> list[str]:
+    """Return what is to be said beyond figures: who is out and why, what was chosen and why."""
+    found = [line] if (line := headline(result)) else []
+    for row in ordered(result):
+        if row.status != "ok":
+            found.append(f"{row.name}: {row.status}: {first_line(row.note)}")
+        elif row.note:
+            found.append(f"{row.name}: {first_line(row.note)}")
+    return found
+
+
+def first_line(text: str) -> str:
+    """Return as much of a message as a table can bear; the JSON keeps a traceback whole."""
+    return text.strip().partition("\n")[0]
+
+
+def headline(result: Result) -> str:
+    """Say in one line how Shoal's best did; empty where there is nothing to compare."""
+    best, peer = result.best_shoal(), result.best_python_peer()
+    over = best.over(peer) if best and peer else None
+    if not best or not peer or not over:
+        return ""
+    of_limit = result.of_limit(best)
+    part = f"{of_limit.median:.2f} of the limit, " if of_limit else ""
+    return f"{best.name}: {part}{over.median:.1f} x {peer.name}, the fastest Python peer here"
+
+
+def thousands(value: RateSummary | None) -> str:
+    """Write a rate in thousands a second."""
+    if value is None:
+        return ""
+    digits = 2 if value.median < 10_000 else 1 if value.median < 100_000 else 0
+    return f"{value.median / 1000:.{digits}f} k"
+
+
+def fraction(value: RateSummary | None) -> str:
+    """Write a ratio with its spread: 0.91 (0.88..0.93)."""
+    return "" if value is None else f"{value.median:.2f} ({value.low:.2f}..{value.high:.2f})"
+
+
+def title(result: Result) -> str:
+    """Say what was run."""
+    many = "env" if result.work.num_envs == 1 else "envs"
+    how = f"{result.settings.rounds} rounds of {result.settings.seconds:g} s"
+    return f"{result.work.env}, {result.work.num_envs} {many} ({how}; median, quartiles)"
+
+
+def terminal(result: Result) -> Group:
+    """Lay one result out for the terminal, eighty columns wide, with its notes below."""
+    grid = Table(title=title(result), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for head in HEAD:
+        grid.add_column(head, justify="right" if head else "left", overflow="fold")
+    for row in ordered(result):
+        if row.rate:
+            grid.add_row(*cells(result, row), style=STYLES[row.contender.role])
+    below = (Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in notes(result))
+    return Group(grid, *below, Text())
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Write all results as Markdown tables."""
+    blocks = []
+    for result in results:
+        lines = [f"### {title(result)}", "", "| " + " | ".join(HEAD) + " |"]
+        lines.append("|---|" + "--:|" * (len(HEAD) - 1))
+        shown = [row for row in ordered(result) if row.rate]
+        lines += ["| " + " | ".join(cells(result, row)) + " |" for row in shown]
+        lines += ["", *(f"- {note}" for note in notes(result))]
+        blocks.append("\n".join(lines).rstrip())
+    return "\n\n".join(blocks) + "\n"
+
+
+def as_dict(results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
+    """Return results and machine as plain values."""
+    found = [result.as_dict() for result in results]
+    return {"schema": SCHEMA, "machine": machine, "results": found}
+
+
+def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
+    """Write results and machine as JSON."""
+    return json.dumps(as_dict(results, machine), indent=2) + "\n"
+
+
+def check_plot(path: Path) -> None:
+    """Refuse before the measuring what would fail after it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"a plot needs matplotlib: {install('plot')}")
+    check_file(path)
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"the plot is a PNG, so name it .png and not {path.name!r}")
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {str(folder)!r} to write {path.name!r} to")
+    if path.is_dir():
+        raise UsageError(f"{str(path)!r} is a folder, not a file")
+
+
+def plot(results: Sequence[Result], path: Path) -> None:
+    """Draw each result as bars of steps/s with their spread, the limit as a line; save a PNG."""
+    # The object interface needs no display and leaves a user's own pyplot figures alone.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    heights = [max(2, sum(1 for row in result.rows if row.rate)) for result in results]
+    figure = Figure(figsize=(10, 0.34 * sum(heights) + 1.1 * len(heights)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(results), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for axis, result in zip(axes, results, strict=True):
+        _bars(axis, result)
+    figure.savefig(path, dpi=120)
+
+
+def _bars(axis: Any, result: Result) -> None:
+    rows = [(row, row.rate) for row in reversed(ordered(result)) if row.rate]
+    for place, (row, rate) in enumerate(rows):
+        spread = [[rate.median - rate.low], [rate.high - rate.median]]
+        colour = COLOURS[row.contender.role]
+        axis.barh(place, rate.median, xerr=spread, color=colour, ecolor="#222222", capsize=2)
+        ratio = result.of_limit(row)
+        label = thousands(rate) + (f"  ({ratio.median:.2f})" if ratio else "")
+        axis.text(rate.high, place, f"  {label}", va="center", fontsize=8)
+    axis.set_yticks(range(len(rows)), [row.name for row, _ in rows], fontsize=8)
+    if result.limit and (limit := result.limit.rate):
+        axis.axvline(limit.median, color=COLOURS[Role.LIMIT], linestyle="--", linewidth=1)
+    axis.set_title(f"{result.work.env}, {result.work.num_envs} envs", fontsize=10, loc="left")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.tick_params(axis="x", labelsize=8)
+    axis.set_xlabel("steps/s (of the limit)", fontsize=8)
+    axis.margins(x=0.18)
+    axis.set_xlim(left=0)
+    axis.spines[["top", "right"]].set_visible(False)

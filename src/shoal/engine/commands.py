@@ -1,0 +1,166 @@
+"""Sends commands to the workers and collects their replies: the calls of a pool, and what a request needs first."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from shoal.backends.base import Worker
+from shoal.engine.recovery import Recovery
+from shoal.engine.timeouts import Timeouts
+from shoal.engine.workers import Workers
+from shoal.errors import ConcurrentUse, ShoalError, StepTimeout, WorkerDied
+from shoal.memory.packed_errors import PackedError
+from shoal.support.checks import Ids
+from shoal.support.deadline import Deadline
+
+__all__ = ["Arguments", "Call", "Commands"]
+
+Arguments = Callable[[list[int]], tuple[Any, ...]]  # those of a command, for some rows of its ids
+
+
+class Call(NamedTuple):
+    """A command on its way: its env ids, for each worker its ticket and the rows of `ids` that it answers, and what
+    has come back: (worker, value) for each row."""
+
+    ids: Ids
+    tickets: list[tuple[Worker, int, list[int]]]
+    results: list[tuple[int, Any]]
+
+
+class Commands:
+    """Talks to the workers.
+
+    Args:
+        lanes: the core's Lanes, whose `with` keeps other threads out.
+        on_death: closes the pool after a worker's death; returns the error to raise.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        lanes: Any,
+        recovery: Recovery,
+        timeouts: Timeouts,
+        on_death: Callable[[ShoalError], ShoalError],
+    ):
+        self._workers, self._lanes, self._recovery, self._timeouts, self._on_death = (
+            workers,
+            lanes,
+            recovery,
+            timeouts,
+            on_death,
+        )
+        self._owner = workers.owner_of_lanes()
+        self.over: ShoalError | None = None  # why the pool was closed, by another thread
+
+    def start(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline) -> Call:
+        """Send a command to the envs' workers."""
+        tickets = []
+        self._recovery.news_if_mended()
+        for worker, lanes, rows in self.by_worker(ids):
+            ticket = None
+            while ticket is None:
+                if self.over is not None:
+                    raise self.over
+                worker = self._recovery.await_worker(worker.index, deadline)
+                ticket = self._call(worker, command, lanes, *arguments(rows))
+            tickets.append((worker, ticket, rows))
+        return Call(ids, tickets, [(0, None)] * len(ids))
+
+    def _call(self, worker: Worker, command: str, *args: Any) -> int | None:
+        """The ticket; None when it was dead before it could have heard of it, and is being replaced."""
+        try:
+            with self._lanes, self._talking_to(worker):
+                return worker.call(command, *args)
+        except WorkerDied:
+            if self._workers.is_away(worker.index):
+                return None
+            raise
+
+    def finish(self, call: Call, deadline: Deadline) -> list[Any]:
+        """Wait for the results of a command, in the order of its ids. Raises the first env's error."""
+        self._fetch(call, deadline)
+        for row, (worker_index, value) in enumerate(call.results):
+            if isinstance(value, PackedError):
+                raise value.unpack(int(call.ids[row]), worker_index)
+        return [value for _, value in call.results]
+
+    def command(self, ids: Ids, name: str, arguments: Arguments, deadline: Deadline) -> list[Any]:
+        """Send a command, also to lanes whose answers wait to be received: the results, errors among them."""
+        call = self.start(ids, name, arguments, deadline)
+        self._fetch(call, deadline)
+        return [value for _, value in call.results]
+
+    def _fetch(self, call: Call, deadline: Deadline) -> None:
+        while call.tickets:
+            worker, ticket, rows = call.tickets[0]
+            values = self._reply(worker, ticket, deadline)
+            for row, value in zip(rows, values, strict=True):
+                call.results[row] = (worker.index, value)
+            del call.tickets[0]
+
+    def _reply(self, worker: Worker, ticket: int, deadline: Deadline) -> list[Any]:
+        began_ns = time.monotonic_ns()
+        while True:
+            look_ns = self._timeouts.next_word(deadline, began_ns)
+            try:
+                with self._lanes:
+                    return worker.reply(ticket, Deadline(deadline.seconds, look_ns))
+            except ConcurrentUse:
+                raise
+            except StepTimeout:
+                if look_ns == deadline.at_ns:
+                    raise  # it may be tried again
+                self._timeouts.speak(began_ns, worker.env_ids)
+            except Exception as error:
+                self.report_death(worker, error)
+                raise error from None
+
+    def report_death(self, worker: Worker, error: Exception) -> None:
+        """A worker does not answer any more. Raises, unless it is being replaced."""
+        if self.over is not None:
+            raise self.over  # another thread has closed the pool
+        if not isinstance(error, ShoalError):
+            raise error
+        self._recovery.bury(worker, error)
+
+    def by_worker(self, ids: Ids) -> list[tuple[Worker, list[int], list[int]]]:
+        """The lanes grouped by worker: (worker, its lanes, their places in `ids`)."""
+        groups: dict[int, tuple[list[int], list[int]]] = {}
+        for row, lane in enumerate(ids.tolist()):
+            lanes, rows = groups.setdefault(int(self._owner[lane]), ([], []))
+            lanes.append(lane)
+            rows.append(row)
+        return [(self._workers[w], lanes, rows) for w, (lanes, rows) in groups.items()]
+
+    def tell(self, worker: Worker, *message: Any) -> bool:
+        """Take a message to a worker. False when it is gone, and is being replaced."""
+        try:
+            with self._talking_to(worker):
+                worker.send(*message)
+        except WorkerDied:
+            if self._workers.is_away(worker.index):
+                return False
+            raise
+        return True
+
+    @contextlib.contextmanager
+    def _talking_to(self, worker: Worker) -> Iterator[None]:
+        try:
+            yield
+        except ConcurrentUse:
+            raise
+        except ShoalError as error:
+            self.report_death(worker, error)
+            raise
+        except (OSError, ValueError):
+            if self.over is not None:
+                raise self.over from None  # another thread has closed the channel under our hands
+            raise
+        except BaseException:
+            if worker.torn:  # it waits for the rest of a message, and would never answer again
+                self._on_death(worker.cut())
+            raise

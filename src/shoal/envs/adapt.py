@@ -1,0 +1,27 @@
+"""Makes an env of any library that Shoal knows look like Gymnasium's, or like an env with several lanes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.envs.group import is_group
+from shoal.envs.old_gym import OldGymEnv, is_old
+from shoal.envs.pettingzoo import ParallelLanes, is_aec_env, is_parallel_env
+from shoal.envs.time_steps import TimeStepEnv, has_specs
+from shoal.envs.vector_envs import as_lanes
+
+__all__ = ["adapt"]
+
+
+def adapt(env: Any) -> Any:
+    """The env itself, one that makes it look like Gymnasium's, or one that has a lane for each row or agent."""
+    if is_group(env):
+        return env
+    if has_specs(env):
+        return TimeStepEnv(env)
+    if is_parallel_env(env) or is_aec_env(env):
+        return ParallelLanes(env)
+    lanes = as_lanes(env)
+    if lanes is not None:
+        return lanes
+    return OldGymEnv(env) if is_old(env) else env

@@ -1,0 +1,177 @@
+"""Envs that answer with TimeSteps and describe themselves by specs, those of dm_env and TF-Agents, as Gymnasium envs.
+
+Neither library is imported: such an env is known by its specs, and a spec by its shape, type and bounds.
+
+LAST with a discount of 0 is `terminated`, LAST with any other is `truncated`. A discount that this does not tell (one
+in the middle of an episode that is not 1, one at its end that is neither 0 nor 1) is in the info, as "discount".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+
+from shoal.envs.foreign import ForeignEnv
+from shoal.envs.quick_time_steps import quicken
+from shoal.errors import BadEnv
+
+__all__ = ["FIRST", "LAST", "MID", "TimeStepEnv", "has_specs", "map_spec", "space_of"]
+
+FIRST, MID, LAST = 0, 1, 2
+MOST_CHOICES = 1 << 20  # a number with more values than this is no choice between them
+
+
+def has_specs(env: Any) -> bool:
+    """Whether an env describes itself by specs, rather than by spaces."""
+    described = all(callable(getattr(env, name, None)) for name in ("observation_spec", "action_spec"))
+    return described and not isinstance(env, type | ForeignEnv) and hasattr(env, "step") and hasattr(env, "reset")
+
+
+def is_leaf(spec: Any) -> bool:
+    """Whether it describes one array."""
+    return hasattr(spec, "shape") and hasattr(spec, "dtype")
+
+
+def map_spec(function: Callable[..., Any], spec: Any, *values: Any) -> Any:
+    """What `function(leaf, *values)` makes of each array of a nested spec, nested like it. Values are reached by the
+    same keys and indices."""
+    if is_leaf(spec):
+        return function(spec, *values)
+    if isinstance(spec, Mapping):
+        kind: Any = type(spec)
+        return kind({key: map_spec(function, part, *(value[key] for value in values)) for key, part in spec.items()})
+    if isinstance(spec, tuple | list):
+        kind = type(spec)
+        parts = [map_spec(function, part, *(value[i] for value in values)) for i, part in enumerate(spec)]
+        return kind._make(parts) if hasattr(kind, "_make") else kind(parts)
+    raise BadEnv(f"expected a spec with a shape and a type, or a dict, tuple or list of such, found {spec!r:.200}")
+
+
+def space_of(spec: Any) -> Space[Any]:
+    """The Gymnasium space of a nested spec.
+
+    Raises:
+        BadEnv: there is none.
+    """
+    if is_leaf(spec):
+        return _leaf_space(spec)
+    if isinstance(spec, Mapping):
+        return spaces.Dict({key: space_of(part) for key, part in spec.items()})
+    if isinstance(spec, tuple | list):
+        return spaces.Tuple([space_of(part) for part in spec])
+    raise BadEnv(f"expected a spec with a shape and a type, or a dict, tuple or list of such, found {spec!r:.200}")
+
+
+def _leaf_space(spec: Any) -> Space[Any]:
+    shape, dtype = tuple(spec.shape), np.dtype(spec.dtype)
+    if dtype.kind == "b":
+        return spaces.MultiBinary(shape) if shape else spaces.Discrete(2)
+    if dtype.kind not in "iuf":
+        raise BadEnv(f"{spec!r} is of type {dtype}, and only numbers can be stepped in batches")
+    low, high = getattr(spec, "minimum", None), getattr(spec, "maximum", None)
+    if low is None or high is None:
+        whole = np.iinfo(dtype) if dtype.kind != "f" else None
+        low, high = (-np.inf, np.inf) if whole is None else (whole.min, whole.max)
+        return spaces.Box(low, high, shape, dtype.type)
+    low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (low, high))
+    if not shape and dtype.kind in "iu" and 0 <= int(high) - int(low) < MOST_CHOICES:
+        return spaces.Discrete(int(high) - int(low) + 1, start=int(low))
+    return spaces.Box(low, high, shape, dtype.type)
+
+
+class TimeStepEnv(ForeignEnv):
+    """A dm_env environment or a PyEnvironment of TF-Agents as a Gymnasium env.
+
+    A seed for reset goes to the env's own `seed` method, if it has one that does something.
+    """
+
+    def __init__(self, env: Any):
+        super().__init__(env)
+        if getattr(env, "batched", False):
+            raise BadEnv(f"{env!r} is batched already: return single envs")
+        quicken()  # where the env lives
+        self._action_spec = env.action_spec()
+        self._one_action = is_leaf(self._action_spec)
+        self._action_type = np.dtype(self._action_spec.dtype).type if self._one_action else None
+        self._is_scalar = self._one_action and not tuple(self._action_spec.shape)
+        self.observation_space, self.action_space = space_of(env.observation_spec()), space_of(self._action_spec)
+        self._casts = self._one_action and self.action_space.dtype != self._action_type  # spaces have no arrays of bool
+        reward = env.reward_spec() if callable(getattr(env, "reward_spec", None)) else None
+        if reward is not None and not (is_leaf(reward) and tuple(reward.shape) == ()):
+            raise BadEnv(
+                f"its reward_spec is {reward!r:.200}, and only rewards of one number can be stepped in batches"
+            )
+        self.metadata = {"render_modes": ["rgb_array"]}
+        self.render_mode = "rgb_array"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Its first observation."""
+        if seed is not None and callable(getattr(self.env, "seed", None)):
+            with contextlib.suppress(NotImplementedError):  # as TF-Agents says it of envs that have no use for one
+                self.env.seed(seed)
+        result = self.env.reset()
+        if not hasattr(result, "step_type"):
+            raise TypeError(f"reset must return a TimeStep, such as restart(observation), got {result!r:.200}")
+        return result.observation, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Five values from a TimeStep."""
+        if self._is_scalar:
+            action = self._action_type(action)  # type: ignore[misc]
+        elif self._casts:
+            action = action.astype(self._action_type)
+        elif not self._one_action:
+            action = map_spec(_cast, self._action_spec, action)
+        result = self.env.step(action)
+        try:
+            kind, reward, discount, observation = result  # both libraries have them in this order
+            kind, discount = int(kind), 1.0 if discount is None else float(discount)
+        except (TypeError, ValueError):
+            raise TypeError(f"step must return a TimeStep, such as transition(...), got {result!r:.200}") from None
+        if kind == MID:
+            return observation, reward, False, False, {} if discount == 1.0 else {"discount": discount}
+        if kind == LAST:
+            info = {} if discount in (0.0, 1.0) else {"discount": discount}
+            return observation, reward, discount == 0.0, discount != 0.0, info
+        raise ValueError("step returned the first TimeStep of an episode: only reset may begin one")
+
+    def render(self) -> Any:
+        """An image, where the env can make one."""
+        if hasattr(self.env, "render"):
+            return self.env.render()
+        if hasattr(self.env, "physics"):  # as envs of dm_control have it
+            return self.env.physics.render()
+        raise NotImplementedError(f"{self.env!r} cannot be rendered")
+
+    def get_state(self) -> Any:
+        """The env's own, and what PyEnvironments keep beside it: the last TimeStep of each layer."""
+        try:
+            own = self.env.get_state()
+        except AttributeError as error:  # it has none, or one that does not work
+            raise NotImplementedError(str(error)) from error
+        kept = [layer._current_time_step for layer in self._layers()]
+        return {"own": own, "time_steps": [None if step is None else list(step) for step in kept]}
+
+    def set_state(self, state: Any) -> None:
+        """Go on from what `get_state` has returned."""
+        self.env.set_state(state["own"])
+        for layer, parts in zip(self._layers(), state["time_steps"], strict=True):
+            make = sys.modules["tf_agents.trajectories.time_step"].TimeStep
+            layer._current_time_step = None if parts is None else make(*parts)
+
+    def _layers(self) -> list[Any]:
+        """A PyEnvironment and what it wraps; of other envs, nothing."""
+        found, layer = [], self.env
+        while "_current_time_step" in getattr(layer, "__dict__", {}):
+            found.append(layer)
+            layer = getattr(layer, "_env", None)
+        return found
+
+
+def _cast(spec: Any, value: Any) -> Any:
+    return np.asarray(value, spec.dtype) if tuple(spec.shape) else np.dtype(spec.dtype).type(value)

@@ -1,1 +1,0 @@
-"""Envs of a pool that live elsewhere: their hosts, and who carries messages to them. Imported when a pool asks."""

@@ -1,0 +1,233 @@
+"""What lanes have answered, read from the slab: views where the lanes are one run in one frame, gathers elsewhere.
+
+Copies of large observations cost more than all else that Shoal does, so with copy=True a frame of them is lent instead:
+the caller gets a view, and the frame is not written again as long as anybody holds that view or part of it. Whoever
+keeps more of them than there are frames gets copies. One thing shows: a Gymnasium-style masked reset repeats the last
+observations of the envs that it leaves alone, and repeats them as the caller has changed them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import Space
+
+from shoal.batch import Batch
+from shoal.memory.slab import Slab
+from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
+from shoal.support.checks import Ids
+
+__all__ = ["Frames", "Ready", "frames_to_lend"]
+
+FIELDS = ("reward", "terminated", "truncated", "began", "episode_return", "episode_length")
+
+
+LEND_FROM = 128 << 10  # bytes of a whole frame; less is copied in no time
+LEND_FRAMES = 3  # one that is being written, the newest one, and the one before it, which most learners still hold
+
+
+def frames_to_lend(leaves: Sequence[Leaf], lanes: int, autoreset: str) -> int:
+    """How many frames a pool with copy=True needs: 1 where copies are cheap.
+
+    Without autoreset, resets of some envs are the rule, and a dialect's answer to them holds the last observations
+    of the others: these must still be here as they were, whatever the caller has done to its own.
+    """
+    if autoreset == "disabled":
+        return 1
+    plain = all(leaf.kind is Kind.ARRAY for leaf in leaves)
+    nbytes = lanes * sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
+    return LEND_FRAMES if plain and nbytes >= LEND_FROM else 1
+
+
+class Ready(NamedTuple):
+    """Lanes that have answered: `ids` ascending; `slot` is -1 unless they are one run in one frame."""
+
+    ids: Ids
+    first: int
+    slot: int
+    infos: dict[int, dict[str, Any]]
+
+
+class Frames:
+    """The frames of a slab, read by lane.
+
+    Args:
+        space: the observation space of one env.
+        copy: whether all arrays that are handed out are the caller's own.
+        lends: whether such arrays are lent frames rather than copies.
+        spare: how many frames must be left, beside the one that is lent, which nobody holds.
+    """
+
+    def __init__(self, slab: Slab, space: Space[Any], copy: bool, lends: bool, spare: int = 1):
+        self._space, self._copy, self.lends, self._spare = space, copy, lends, spare
+        self._leaves = flatten(space)
+        self.handed: Callable[[], None] = lambda: None  # told when answers were handed out whole
+        self._count, frames = slab.layout.lanes, slab.layout.frames
+        self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
+        self._slot = slab.array("slot")
+        self._fields = {name: slab.array(name) for name in FIELDS}
+        if "present" in slab.layout.fields:
+            self._fields["present"] = slab.array("present")
+        self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
+        self._objects: list[list[Any]] = [[None] * self._count for _ in self._leaves]
+        self._all_ids, self._mask = np.arange(self._count), np.ones(self._count, np.bool_)
+        self._all_ids.flags.writeable = self._mask.flags.writeable = copy
+        # Made once: a view costs more than a small batch.
+        plain = all(leaf.kind is Kind.ARRAY for leaf in self._leaves)
+        self._one_array = plain and len(self._leaves) == 1 and not self._leaves[0].path
+        self._frame_fields = [{name: a[slot] for name, a in self._fields.items()} for slot in range(frames)]
+        self._frame_obs: list[Any] = [
+            assemble(space, [a[slot] for a in self._obs if a is not None]) if plain else None for slot in range(frames)
+        ]
+        self._frame_steps = [
+            (obs, fields["reward"], fields["terminated"], fields["truncated"])
+            for obs, fields in zip(self._frame_obs, self._frame_fields, strict=True)
+        ]
+
+    def batch(self, ready: Ready) -> Batch:
+        """All fields of the lanes."""
+        take = self.take
+        mask = take(ready, "present") if "present" in self._fields else self._mask[: len(ready.ids)]
+        ids = self._all_ids if len(ready.ids) == self._count else ready.ids
+        if self._copy:
+            ids, mask = ids.copy(), mask.copy()
+        found = Batch(
+            self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
+            dict(ready.infos), ids, mask,
+            take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
+        )  # fmt: skip
+        self.handed()
+        return found
+
+    def take(self, ready: Ready, name: str) -> npt.NDArray[Any]:
+        """One field of the lanes: a view where they are one run, else an array of its own."""
+        ids, first, slot, _ = ready
+        if slot < 0:
+            field: npt.NDArray[Any] = self._fields[name]
+            gathered: npt.NDArray[Any] = field[self._slot[ids], ids]
+            return gathered
+        view: npt.NDArray[Any] = self._frame_fields[slot][name]
+        if len(ids) != self._count:
+            view = view[first : first + len(ids)]
+        return view.copy() if self._copy else view
+
+    def take_step(self, ready: Ready) -> tuple[Any, ...]:
+        """What a step returns in most APIs: obs, reward, terminated, truncated. Reward and flags are always copies."""
+        slot = ready.slot
+        found: tuple[Any, ...]
+        if slot >= 0 and self._one_array and len(ready.ids) == self._count:
+            obs, reward, terminated, truncated = self._frame_steps[slot]
+            own = (self._lend(slot) if self.lends else obs.copy()) if self._copy else obs
+            found = own, reward.copy(), terminated.copy(), truncated.copy()
+        else:
+            fields = [self.take(ready, name) for name in ("reward", "terminated", "truncated")]
+            found = (self.take_obs(ready), *(fields if self._copy or slot < 0 else [field.copy() for field in fields]))
+        self.handed()
+        return found
+
+    def take_obs(self, ready: Ready) -> Any:
+        """The observations of the lanes, nested as the space is."""
+        ids, _, slot, _ = ready
+        if slot >= 0 and len(ids) == self._count and self._frame_obs[slot] is not None:
+            whole = self._frame_obs[slot]
+            if not self._copy:
+                return whole
+            if self.lends:
+                return self._lend(slot)
+            if self._one_array:
+                return whole.copy()
+        values = [self._take_leaf(i, ready) for i in range(len(self._leaves))]
+        return assemble(self._space, values)
+
+    def _lend(self, slot: int) -> Any:
+        """The observations of a whole frame, the caller's own for as long as it likes."""
+        arrays = [array[slot] for array in self._obs if array is not None]
+        if len(self._free_slots({slot})) < self._spare:
+            own = [array.copy() for array in arrays]
+        else:
+            # Not views of an array, whose own views would hold that array instead: views of a memoryview.
+            own = [np.asarray(memoryview(array)) for array in arrays]
+            self._lent[slot] += [weakref.ref(array) for array in own]
+        return assemble(self._space, own)
+
+    def free_slot(self, besides: Collection[int] = ()) -> int | None:
+        """A frame that nobody holds any more."""
+        return next(iter(self._free_slots(besides)), None)
+
+    def _free_slots(self, besides: Collection[int]) -> list[int]:
+        for lent in self._lent:
+            lent[:] = [ref for ref in lent if ref() is not None]
+        return [slot for slot, lent in enumerate(self._lent) if not lent and slot not in besides]
+
+    def _take_leaf(self, index: int, ready: Ready) -> Any:
+        ids, first, slot, _ = ready
+        array, leaf = self._obs[index], self._leaves[index]
+        if array is None:
+            objects = self._objects[index]
+            return tuple(objects[lane] for lane in ids.tolist())
+        if slot < 0:
+            rows = array[self._slot[ids], ids]
+        else:
+            rows = array[slot, first : first + len(ids)]
+            if self._copy:
+                rows = rows.copy()
+        return tuple(rows.tolist()) if leaf.kind is Kind.TEXT else rows
+
+    def ended(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Bool [n]: where the lanes' last answers ended an episode."""
+        slots = self._slot[ids]
+        result: npt.NDArray[np.bool_] = self._fields["terminated"][slots, ids] | self._fields["truncated"][slots, ids]
+        return result
+
+    def ended_in(self, slot: int, lane: int) -> bool:
+        """Whether a lane's answer in this frame ended an episode."""
+        return bool(self._fields["terminated"][slot, lane] or self._fields["truncated"][slot, lane])
+
+    def is_step(self, slot: int, lane: int) -> bool:
+        """Whether a lane's answer in this frame is a step of a running episode, or its natural end."""
+        return not (self._fields["began"][slot, lane] or self._fields["truncated"][slot, lane])
+
+    def finals(self, lanes: Ids) -> list[Any]:
+        """The last observations of episodes, for lanes whose answers ended one and began the next; copies."""
+        slots = self._slot[lanes]
+        leaves = [array[slots, lanes] for array in self._finals if array is not None]
+        if self._one_array and not self._leaves[0].scalar and self._leaves[0].shape:
+            return list(leaves[0])
+        rows = zip(*leaves, strict=True) if leaves else [()] * len(lanes)
+        return [
+            assemble(self._space, [value if leaf.scalar else np.asarray(value)
+                                   for leaf, value in zip(self._leaves, row, strict=True)])
+            for row in rows
+        ]  # fmt: skip
+
+    def objects_of(self, lane: int) -> list[Any]:
+        """What `keep_objects` was last told of a lane."""
+        return [kept[lane] for leaf, kept in zip(self._leaves, self._objects, strict=True) if leaf.kind is Kind.OBJECT]
+
+    def keep_objects(self, lane: int, objects: list[Any]) -> None:
+        """Note the parts of a lane's observation that have no array."""
+        values = iter(objects)
+        for leaf, kept in zip(self._leaves, self._objects, strict=True):
+            if leaf.kind is Kind.OBJECT:
+                kept[lane] = next(values)
+
+    def whole(self, ready: Ready) -> Ready:
+        """All lanes, where only some have just answered: the others have what they had last."""
+        slot = int(self._slot[0]) if (self._slot == self._slot[0]).all() else -1
+        return Ready(self._all_ids, 0, slot, ready.infos)
+
+    def realign(self, slot: int) -> None:
+        """Bring the last rows of all lanes, none of which is busy, into one frame.
+
+        Lanes fall out of step when only some are reset; this brings back full batches that are views. `slot` must be
+        that of the lanes that were just reset: the others' rows there are old enough to be overwritten.
+        """
+        others = np.flatnonzero(self._slot != slot)
+        for array in [*self._fields.values(), *self._obs]:
+            if array is not None:
+                array[slot, others] = array[self._slot[others], others]
+        self._slot[others] = slot

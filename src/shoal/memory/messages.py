@@ -1,0 +1,105 @@
+"""What a pool and its workers say to each other beside the slab."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gymnasium import Space
+
+from shoal.memory.packed_errors import PackedError
+
+__all__ = [
+    "NO_SEED",
+    "RESTART_INFO",
+    "STATUS_ERROR",
+    "STATUS_FINAL",
+    "STATUS_NOTE",
+    "BlockSummary",
+    "LaneGroup",
+    "Note",
+    "Order",
+    "Reply",
+    "StepperConfig",
+]  # fmt: skip
+
+# Bits of an answer's status: something lies in the side channel; the env raised; its last observation is in `final`.
+STATUS_NOTE, STATUS_ERROR, STATUS_FINAL = 1, 2, 4
+NO_SEED = "none"  # in a saved state: the next reset is no first one
+RESTART_INFO = "shoal_restart"  # the key of the info that tells of a restart
+
+
+class Note(NamedTuple):
+    """What an answer has beside its fields in the slab. Travels through the side channel."""
+
+    lane: int
+    sequence: int
+    info: dict[str, Any]
+    objects: list[Any]
+    error: PackedError | None
+
+
+class Reply(NamedTuple):
+    """The answer to a command; `values` has one entry per lane, a PackedError where the env raised."""
+
+    ticket: int
+    values: list[Any]
+
+
+class Order(NamedTuple):
+    """How a lane whose env was lost goes on; carried out by the lane's next request, OP_RESTART.
+
+    Attributes:
+        rebuild: the worker still has the old env, and must build a new one.
+        begin: answer with the first observation of a new episode. Otherwise the answer ends the old one: truncated,
+            with the last observation once more.
+        seed, options: for the new env's first reset.
+        last_slot, last_objects: where the last answer that the caller has seen lies, and what it had beside the slab.
+        report: for the info.
+    """
+
+    lane: int
+    rebuild: bool
+    begin: bool
+    seed: int | None
+    options: dict[str, Any] | None
+    last_slot: int
+    last_objects: list[Any]
+    report: dict[str, Any]
+
+
+class LaneGroup(NamedTuple):
+    """What a worker tells about an env that has several lanes; as in `shoal.envs.group.GroupEnv`."""
+
+    size: int
+    together: bool
+    resets_alone: bool
+    can_be_absent: bool
+    modes: tuple[str, ...]
+    names: list[Any] | None
+
+
+@dataclass(frozen=True)
+class BlockSummary:
+    """What a worker tells about its envs once they are built."""
+
+    spaces: list[tuple[Space[Any], Space[Any]]]  # the different (observation, action) spaces found
+    which: list[int]  # for each env, its place in `spaces`
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any
+    identities: list[int] = field(default_factory=list)  # which objects the envs are, within their own process
+    lanes: list[LaneGroup] = field(default_factory=list)  # of each env; empty where all have just one
+    name: str = ""  # what the first env is called
+
+
+@dataclass(frozen=True)
+class StepperConfig:
+    """How a pool wants its lanes stepped; the same for every worker."""
+
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    autoreset: str
+    publish_each: bool
+    spin_ns: int
+    check_nan: bool

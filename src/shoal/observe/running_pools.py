@@ -1,0 +1,244 @@
+"""Finds the running pools of this user and reads their counters, without their taking part.
+
+A pool's slab is an anonymous file. The kernel lets a user's processes (and root) open it by /proc/PID/fd, so no pool
+needs a name, a socket or a permission of its own. It is read, not mapped: nothing can fault, and nothing of it is held
+between two looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.memory import header
+from shoal.support import processes
+from shoal.support.usage import UsageError
+
+__all__ = ["Gone", "Look", "RunningPool", "Unreadable", "check_process", "find", "find_in", "look"]
+
+LINK = re.compile(r"/memfd:shoal( \(deleted\))?")
+LARGEST = 1 << 25  # entries of one field; more is no pool's
+# What is read of a slab: each field's type and number of axes, and the columns that a row must have.
+TYPES: dict[str, tuple[Any, int]] = {
+    "roster": (np.int64, 2), "stats": (np.int64, 2), "episode_sums": (np.float64, 2), "pool_stats": (np.int64, 1),
+    "pending": (np.uint8, 1), "requested": (np.uint64, 1), "answered": (np.uint64, 1),
+}  # fmt: skip
+COLUMNS = {
+    "stats": ("busy_ns", "at", "since_ns"), "episode_sums": ("ended", "return", "length"), "pool_stats": ("restarts",),
+}  # fmt: skip
+
+
+class Gone(Exception):
+    """The pool was closed, or its process has ended."""
+
+
+@dataclass(frozen=True)
+class RunningPool:
+    """A pool of a process, and where its slab is: descriptor and inode. `about` is its header."""
+
+    pid: int
+    fd: int
+    inode: int
+    about: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Tells pools apart."""
+        return self.pid, self.inode
+
+
+class Unreadable(NamedTuple):
+    """A pool that is there and cannot be read, and why."""
+
+    pid: int
+    inode: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """The counters of a pool at one moment; each has one writer, and none waits for the others.
+
+    Attributes:
+        at_ns: when, on the monotonic clock, which all processes share.
+        workers: int64 or float64 [workers] for each column of `stats` and `episode_sums` that is read.
+        restarts: of envs, since the start.
+        answers: int64 [workers], of all lanes of each; unlike `steps`, it moves with every lane.
+        roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while it is replaced), first lane,
+            lane after the last.
+        pending, done: bool [lanes]: sent to and not yet received; of these, those that are done.
+    """
+
+    at_ns: int
+    workers: dict[str, npt.NDArray[Any]]
+    restarts: int
+    answers: npt.NDArray[np.int64]
+    roster: npt.NDArray[np.int64]
+    pending: npt.NDArray[np.bool_]
+    done: npt.NDArray[np.bool_]
+
+
+# ---- finding -------------------------------------------------------------------------------------------------
+
+
+def find() -> tuple[list[RunningPool], list[Unreadable]]:
+    """All running pools of this user, oldest first, and those that this version cannot read."""
+    found: list[RunningPool] = []
+    refused: list[Unreadable] = []
+    for name in os.listdir(processes.PROC) if processes.PROC.is_dir() else ():
+        # What is gone again, or is none of this user's business, is passed over.
+        with contextlib.suppress(OSError):
+            if name.isdigit() and os.stat(f"{processes.PROC}/{name}").st_uid == os.geteuid():
+                here, unread = find_in(int(name))
+                found += here
+                refused += unread
+    # Workers and forks have the slab as well; whoever made it is older than all of them.
+    oldest_last = sorted(refused, key=lambda one: -_started(one.pid))
+    return sorted(found, key=lambda pool: int(pool.about["began_ns"])), list({o.inode: o for o in oldest_last}.values())
+
+
+def find_in(pid: int) -> tuple[list[RunningPool], list[Unreadable]]:
+    """The pools that this process has made itself. Raises OSError where it is gone or is another user's."""
+    pools: dict[int, RunningPool] = {}
+    refused: dict[int, Unreadable] = {}
+    for fd, inode in _slabs(pid):
+        if inode in pools or inode in refused:
+            continue  # another descriptor of the same one
+        try:
+            with _opened(pid, fd, inode) as handle:
+                about = _facts(handle)
+            if about["started"] == _started(pid) and about["pid"] == processes.inner_pid(pid):
+                pools[inode] = RunningPool(pid, fd, inode, about)
+        except header.OtherVersion as error:
+            refused[inode] = Unreadable(pid, inode, str(error))
+        except (header.NoHeader, Gone):
+            continue
+    return list(pools.values()), list(refused.values())
+
+
+def _slabs(pid: int) -> Iterator[tuple[int, int]]:
+    """Descriptors and inodes of the slabs that a process has open."""
+    folder = f"{processes.PROC}/{pid}/fd"
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            if LINK.fullmatch(os.readlink(f"{folder}/{name}")):
+                yield int(name), os.stat(f"{folder}/{name}").st_ino
+
+
+def _started(pid: int) -> int:
+    process = processes.identify(pid)
+    return -1 if process is None else process.started
+
+
+# ---- reading -------------------------------------------------------------------------------------------------
+
+
+def look(pool: RunningPool) -> Look:
+    """Read the counters. Raises Gone where there are none any more."""
+    with _opened(pool.pid, pool.fd, pool.inode) as handle:
+        try:
+            about = _facts(handle)
+        except (header.NoHeader, header.OtherVersion) as error:
+            raise Gone(str(error)) from error
+        if about["began_ns"] != pool.about["began_ns"]:
+            raise Gone("another pool has taken its place")
+        now = time.monotonic_ns()
+        fields = {name: _field(handle, *place) for name, place in about["fields"].items()}
+    roster = fields["roster"]
+    columns = {
+        column: fields[name][..., about["columns"][name].index(column)]
+        for name, wanted in COLUMNS.items()
+        for column in wanted
+    }
+    pending = fields["pending"] != 0
+    # Read after `pending`, and not at the same moment: a lane may be received and sent to again in between.
+    done = pending & (fields["requested"] == fields["answered"])
+    so_far = np.concatenate([[0], np.cumsum(fields["answered"].astype(np.int64))])
+    blocks = np.clip(roster[:, 1:], 0, len(pending))
+    answers = so_far[blocks[:, 1]] - so_far[blocks[:, 0]]
+    restarts = int(columns.pop("restarts"))
+    return Look(now, columns, restarts, answers, roster, pending, done)
+
+
+@contextlib.contextmanager
+def _opened(pid: int, fd: int, inode: int) -> Iterator[int]:
+    """A descriptor of a slab. By now this number may be anything, which must not be waited for."""
+    path = processes.PROC / str(pid) / "fd" / str(fd)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise Gone(str(error)) from error
+    try:
+        status = os.fstat(handle)
+        if status.st_ino != inode or not stat.S_ISREG(status.st_mode):
+            raise Gone("its descriptor is another file now")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _facts(handle: int) -> dict[str, Any]:
+    """The header, if it is whole: it may be of a later version, which has more in it, or anybody's."""
+    facts = header.read(os.pread(handle, header.SIZE, 0))
+    try:
+        facts["fields"] = fields = {name: _place(name, *facts["fields"][name]) for name in TYPES}
+        shapes = {name: shape for name, (_, _, shape) in fields.items()}
+        lanes, workers = shapes["pending"][0], shapes["stats"][0]
+        firsts = {"requested": lanes, "answered": lanes, "episode_sums": workers, "roster": workers}
+        if any(shapes[name][0] != first for name, first in firsts.items()) or shapes["roster"][1] != 3:
+            raise ValueError("its fields do not belong together")
+        for name, wanted in COLUMNS.items():
+            if any(facts["columns"][name].index(column) >= shapes[name][-1] for column in wanted):
+                raise ValueError(f"{name} has too many columns")
+        for name in ("pid", "started", "began_ns", "envs", "batch_size"):
+            facts[name] = _small(facts[name])
+        for name in ("env", "backend"):
+            facts[name] = "".join(c if c.isprintable() else "?" for c in str(facts[name]))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise header.NoHeader(f"its header cannot be understood: {error!r}") from error
+    return facts
+
+
+def _place(name: str, offset: Any, dtype: Any, shape: Sequence[Any]) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
+    expected, axes = np.dtype(TYPES[name][0]), TYPES[name][1]
+    sizes = tuple(_small(size) for size in shape)
+    if dtype != expected.str or len(sizes) != axes or 0 in sizes or math.prod(sizes) > LARGEST:
+        raise ValueError(f"{name} has the type {dtype!r} and the shape {sizes}")
+    return _small(offset), expected, sizes
+
+
+def _small(number: Any) -> int:
+    if not 0 <= int(number) < 2**62:
+        raise ValueError(f"{number!r} is no number of anything here")
+    return int(number)
+
+
+def _field(handle: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    nbytes = math.prod(shape) * dtype.itemsize
+    data = os.pread(handle, nbytes, offset)
+    if len(data) < nbytes:
+        raise Gone("its memory was cut off")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+# ---- one process ---------------------------------------------------------------------------------------------
+
+
+def check_process(pid: int) -> None:
+    """Raise UsageError where this process cannot be looked at."""
+    try:
+        os.listdir(processes.PROC / str(pid) / "fd")
+    except PermissionError as error:
+        raise UsageError(f"process {pid} is another user's: only that user, or root, may look at its pools") from error
+    except OSError as error:
+        raise UsageError(f"there is no process {pid}") from error

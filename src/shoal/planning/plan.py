@@ -1,0 +1,318 @@
+"""Chooses the backend and the number of workers: as asked for, or from a measurement of the env.
+
+The choice is the smallest of a few predictions. Each says how long a batch will take on one backend with some
+number of workers, from the measured steps and from what a hand-over costs there (constants below, measured by
+benchmarks/auto.py's predecessors on two cores; only their order of magnitude matters).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.backends.processes import ProcessWorker
+from shoal.engine.workers import BACKENDS
+from shoal.envs.batched import BATCHED
+from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
+from shoal.errors import BadEnv
+from shoal.remote.dispatcher import REMOTE
+from shoal.support.checks import check_choice, number, whole_number
+from shoal.support.cores import usable_cores
+from shoal.support.deadline import Deadline
+from shoal.worker.measurement import MEASURING, Measurement
+
+__all__ = ["Plan", "given_plan", "make_plan", "predict", "spin_times"]
+
+WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
+
+CALLER = 4e-6  # the caller's own work per batch
+LANE = 0.3e-6  # per env and batch, on any backend
+HYBRID = 3e-6  # meeting workers that spin beside the caller
+PROCESSES = 25e-6  # sleeping and waking up again
+PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
+THREAD_TURN = 40e-6  # the same for a thread, under the GIL
+MOST_PROCESSES, MOST_THREADS = 128, 256
+MARGIN = 0.97  # a more complicated choice must be predicted to take less than this of a simpler one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How envs are run, and why so. `shoal.make` and `shoal.Pool` take one, or the file of one, as `plan`.
+
+    Attributes:
+        num_workers: at most; a pool of fewer envs has fewer.
+        reason: in words.
+        measured: what a step of the env cost, where that was measured.
+        num_envs: what the plan is for; None for any number.
+        batch_size: how many envs `recv` waits for; None for all.
+        spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None for the usual.
+    """
+
+    backend: str
+    num_workers: int
+    reason: str = "as asked for"
+    measured: Measurement | None = None
+    num_envs: int | None = None
+    batch_size: int | None = None
+    spin: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, BACKENDS)
+        alone = self.backend != "compiled" and self.backend in ("serial", *BATCHED)
+        whole_number(f"num_workers of {self.backend!r}", self.num_workers, 1, 1 if alone else 2**20)
+        if self.num_envs is not None:
+            whole_number("num_envs", self.num_envs, 1, 2**40)
+        if self.batch_size is not None:
+            whole_number("batch_size", self.batch_size, 1, self.num_envs or 2**40)
+        if self.spin is not None:
+            if not isinstance(self.spin, tuple) or len(self.spin) != 2:
+                raise ValueError(f"spin: expected (ns of the pool, ns of a worker) or None, found {self.spin!r}")
+            for name, value in zip(("spin of the pool", "spin of a worker"), self.spin, strict=True):
+                whole_number(name, value, 0, 10**10)
+
+    @property
+    def envs_in_a_batch(self) -> int | None:
+        """How many envs `recv` waits for; None where the plan does not say."""
+        return self.num_envs if self.batch_size is None else self.batch_size
+
+    def __str__(self) -> str:
+        workers = f"{self.num_workers} worker" + ("s" if self.num_workers != 1 else "")
+        return f"{self.backend} with {workers}{self._envs()}: {self.reason}"
+
+    def _envs(self) -> str:
+        """What it says of envs and batches, in words."""
+        words = "" if self.num_envs is None else f" for {self.num_envs} envs"
+        if self.batch_size not in (None, self.num_envs):
+            words += f" in batches of {self.batch_size}"
+        return words
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file, as JSON."""
+        document = {"what": WHAT, "version": VERSION, **asdict(self)}
+        lines = [f"  {json.dumps(name)}: {json.dumps(value, default=int)}" for name, value in document.items()]
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read what `save` has written.
+
+        Raises:
+            ValueError: it is no plan, or one that cannot be.
+            OSError: it cannot be read.
+        """
+        try:
+            return cls._from_document(json.loads(Path(path).read_text()))
+        except (ValueError, RecursionError) as error:  # what is no JSON, or no text, is a ValueError too
+            raise ValueError(f"{str(path)!r} is not a plan that can be used: {error}") from error
+
+    @classmethod
+    def _from_document(cls, document: Any) -> Plan:
+        if not isinstance(document, dict) or document.get("what") != WHAT:
+            raise ValueError(f'expected a JSON object with "what": "{WHAT}", as Plan.save writes it')
+        fields = {name: value for name, value in document.items() if name not in ("what", "version")}
+        if document.get("version") != VERSION:
+            raise ValueError(f"expected version {VERSION}, found {document.get('version')!r}")
+        unknown = sorted(set(fields) - set(cls.__dataclass_fields__))
+        missing = sorted({"backend", "num_workers"} - set(fields))
+        if unknown or missing:
+            raise ValueError(f"unknown: {', '.join(unknown)}" if unknown else f"missing: {', '.join(missing)}")
+        if not isinstance(fields.setdefault("reason", ""), str):
+            raise ValueError(f"reason: expected a text, found {fields['reason']!r}")
+        if isinstance(fields.get("spin"), list):
+            fields["spin"] = tuple(fields["spin"])
+        if fields.get("measured") is not None:
+            fields["measured"] = _measurement(fields["measured"])
+        return cls(**fields)
+
+
+def _measurement(document: Any) -> Measurement:
+    if not isinstance(document, dict) or set(document) != {"wall", "cpu"} or not isinstance(document["wall"], list):
+        raise ValueError('measured: expected {"wall": [seconds, ...], "cpu": seconds}')
+    if not document["wall"]:
+        raise ValueError("measured.wall: expected at least one step")
+    wall = tuple(number("measured.wall", one, 0, 1e9) for one in document["wall"])
+    return Measurement(wall, number("measured.cpu", document["cpu"], 0, 1e9))
+
+
+def given_plan(
+    plan: Plan | str | os.PathLike[str],
+    backend: str,
+    num_workers: int | None,
+    batch_envs: int | None,
+    isolate: bool,
+) -> Plan:
+    """The plan that a caller gives, or the file of one, with what the caller says beside it.
+
+    A batch size in lanes is not looked at: how many lanes the envs have is known when they are built.
+
+    Raises:
+        ValueError: the two contradict each other.
+    """
+    if isinstance(plan, str | os.PathLike):
+        plan = Plan.load(plan)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a shoal.Plan or the file of one, found {plan!r}")
+    beside = {
+        "backend": (None if backend == "auto" else backend, plan.backend),
+        "num_workers": (num_workers, plan.num_workers),
+        "batch_envs": (batch_envs, plan.envs_in_a_batch),
+    }
+    for name, (value, planned) in beside.items():
+        if value is not None and planned is not None and value != planned:
+            raise contradiction(name, value, planned)
+    if isolate and plan.backend not in ("processes", *REMOTE):
+        raise ValueError(
+            f'isolate=True keeps envs out of this process: the plan with backend="{plan.backend}" does not'
+        )
+    return plan if batch_envs is None else replace(plan, batch_size=batch_envs)
+
+
+def contradiction(name: str, value: Any, planned: Any) -> ValueError:
+    """What is raised for an option that is not what the plan says."""
+    return ValueError(
+        f"{name}: {value!r} was asked for, and the plan says {planned!r}: leave {name} out, or tune again"
+    )
+
+
+def make_plan(
+    env_fns: Sequence[EnvFn],
+    backend: str,
+    num_workers: int | None,
+    batch_size: int,
+    isolate: bool,
+    start_method: str,
+    deadline: Deadline,
+) -> Plan:
+    """Settle the backend and the worker count.
+
+    Args:
+        backend: a backend's name, or "auto".
+        isolate: envs must not run in the caller's process.
+    """
+    count, cores = len(env_fns), usable_cores()
+    if num_workers is not None and (
+        isinstance(num_workers, bool | str) or int(num_workers) != num_workers or num_workers < 1
+    ):
+        raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {num_workers!r}")
+    if backend != "auto":
+        if isolate and backend not in ("processes", *REMOTE):
+            raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
+        if backend == "compiled":
+            return Plan(backend, int(num_workers or cores), "as asked for")
+        if backend == "serial" or backend in BATCHED:
+            return Plan(backend, 1)
+        default = min(count, MOST_THREADS) if backend == "threads" else cores
+        return Plan(backend, min(int(num_workers or default), count))
+    try:
+        measured = _measure(env_fns[0], start_method, deadline)
+    except BadEnv as error:
+        if isolate:
+            raise
+        return Plan("serial", 1, f"no process can run it: {error}")
+    return _choose(measured, count, batch_size, cores, num_workers, isolate)
+
+
+def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measurement:
+    """Build one env in a process of its own, step it for a moment, end the process.
+
+    Raises:
+        BadEnv: the env function cannot be sent to a process.
+        EnvError, WorkerDied: the env raised or took its process along.
+    """
+    worker = ProcessWorker(0, 0, 1, pickle_env_fns([env_fn]), registry_additions(), start_method, {MEASURING: "1"})
+    try:
+        worker.launch()
+        worker.built(deadline)
+        return worker.probe(deadline)
+    finally:
+        worker.close(Deadline.after(1.0))
+
+
+def _choose(
+    measured: Measurement, count: int, batch_size: int, cores: int, num_workers: int | None, isolate: bool
+) -> Plan:
+    best: tuple[float, str, int] | None = None
+    for backend, workers in _candidates(count, cores, num_workers, isolate, measured):
+        seconds = predict(measured, backend, workers, count, batch_size, cores)
+        if best is None or seconds < best[0] * MARGIN:
+            best = (seconds, backend, workers)
+    assert best is not None
+    seconds, backend, workers = best
+    reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
+    return Plan(backend, workers, f"{reason}; expected {batch_size / seconds:,.0f} steps/s on {cores} cores", measured)
+
+
+def _candidates(
+    count: int, cores: int, num_workers: int | None, isolate: bool, measured: Measurement
+) -> list[tuple[str, int]]:
+    """From the simplest to the most complicated."""
+    waits = measured.waiting > 0.2
+    counts = [min(int(num_workers or cores), count)]
+    while waits and num_workers is None and counts[-1] < count:
+        counts.append(min(2 * counts[-1], count))
+    processes = [("processes", w) for w in counts if w <= MOST_PROCESSES]
+    if isolate:
+        return processes
+    hybrid = [("hybrid", w) for w in counts[:1] if w > 1]
+    # Threads share the GIL: they are for envs that wait.
+    threads = [("threads", w) for w in counts if w <= MOST_THREADS] if waits else []
+    return [("serial", 1), *hybrid, *threads, *processes]
+
+
+def predict(measured: Measurement, backend: str, workers: int, count: int, batch_size: int, cores: int) -> float:
+    """Seconds for one batch."""
+    share = batch_size / count
+    if backend == "serial":
+        return CALLER + batch_size * (measured.mean + LANE)
+    # With a partial batch nobody waits for the slowest: all workers are busy all the time.
+    even = measured.mean * batch_size / workers
+    block = even if batch_size < count else _slowest_block(measured, workers, count)
+    turns = workers * share
+    if backend == "threads":
+        gil = batch_size * (measured.cpu + LANE) + turns * THREAD_TURN
+        return CALLER + max(block + THREAD_TURN, gil)
+    turn_cost = turns * PROCESS_TURN if workers > cores else 0.0
+    computing = (batch_size * (measured.cpu + LANE) + turn_cost) / cores
+    together = HYBRID if backend == "hybrid" else PROCESSES
+    return CALLER + together + max(block + LANE * count / workers, computing)
+
+
+def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
+    """How long the slowest of the workers takes for its block, drawn from the measured steps.
+
+    The mean says little about envs that sometimes take long: everybody waits for the longest.
+    """
+    size = -(-count // workers)
+    rng = np.random.default_rng(0)
+    samples = np.asarray(measured.wall)
+    if workers == 1 or samples.std() < 0.05 * samples.mean():
+        return size * float(samples.mean())
+    repeats = max(1, min(64, 200_000 // (size * workers)))
+    draws = rng.choice(samples, (repeats, workers, size))
+    return float(draws.sum(axis=2).max(axis=1).mean())
+
+
+def spin_times(plan: Plan) -> tuple[int, int]:
+    """How long (the pool, a worker) looks for an answer before it sleeps, in ns.
+
+    Waking a sleeper costs more than a small batch, so everybody spins for as long as a batch of cheap envs takes, and
+    stops where that keeps missing (native/doorbell.h). But who spins may keep those from running that he waits for:
+    where workers far outnumber the cores nobody spins, and under "processes" the caller does not where each core has a
+    worker.
+    """
+    if plan.spin is not None:
+        return plan.spin
+    cores = usable_cores()
+    if plan.backend in REMOTE:  # a message takes longer than anybody should spin
+        return 0, 0
+    if plan.backend == "threads" or plan.num_workers > 2 * cores:
+        return 0, 0
+    if plan.backend == "hybrid":
+        return 300_000, 300_000
+    return (0 if plan.num_workers >= cores else 100_000), 300_000
