@@ -113,7 +113,7 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
     record.began[0] = first.began
     if random or is_policy(policy):
         rngs = streams(secrets.randbits(62) if seed is None else int(seed), pool.num_envs)
-        if pool.roll_compiled(record, policy, given, rngs):
+        if pool.roll_at_once(record, policy, given, rngs):
             return record.finish()
     for t in range(steps):
         if random:

@@ -14,10 +14,11 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
+from shoal.backends import registry
+from shoal.backends.backend import BackendSetup
+from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
-from shoal.envs.functions import as_env_fns
-from shoal.planning.plan import MOST_THREADS, Plan, _choose, make_plan, predict
-from shoal.support.deadline import NEVER
+from shoal.planning.plan import Plan, _choose, fixed_plan, predict
 from shoal.worker.measurement import Measurement, time_steps
 
 COMPUTES = Measurement((6e-6,) * 100, 6e-6)
@@ -143,8 +144,8 @@ def test_auto_runs_in_this_process_what_cannot_be_sent_to_another() -> None:
     ],
 )
 def test_a_named_backend_is_taken_as_asked_for(backend: str, workers: int | None, count: int, expected: Plan) -> None:
-    fns = as_env_fns(Napping, count)
-    assert make_plan(fns, backend, workers, count, False, "forkserver", NEVER) == expected
+    made = registry.find(backend)(BackendSetup(count, workers))
+    assert fixed_plan(made, count) == expected
 
 
 @pytest.mark.parametrize("workers", [0, -1, 2.5, True, "two"])

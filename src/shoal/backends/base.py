@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
@@ -12,7 +13,7 @@ from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 
-__all__ = ["Worker", "split"]
+__all__ = ["EnvBlock", "Worker", "split"]
 
 _tickets = itertools.count(1)
 
@@ -24,6 +25,16 @@ def split(count: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(starts))
 
 
+@dataclass(frozen=True)
+class EnvBlock:
+    """A run of neighbouring envs that one worker has: their numbers `start` up to `stop`, and what builds them."""
+
+    index: int  # of the worker
+    start: int
+    stop: int
+    env_fns: Sequence[Any]
+
+
 class Worker(ABC):
     """The caller's handle of one worker. Starts in two phases, so that all workers build their envs at once.
 
@@ -31,12 +42,15 @@ class Worker(ABC):
     """
 
     isolated = False  # whether the envs live in another process
+    recyclable = False  # whether it can be replaced when its memory has grown too much
     torn = False  # whether an interrupt has cut a message to or from it in two
-    condemned = ""  # why we have ended it ourselves
+    condemned = ""  # why the caller has ended it
     node = ""  # the machine that it is on; "" for this one
+    memory: int | None = None  # resident bytes when last looked at
+    memory_at_start: int | None = None
 
-    def __init__(self, index: int, start: int, stop: int):
-        self.index, self.start, self.stop = index, start, stop
+    def __init__(self, block: EnvBlock):
+        self.index, self.start, self.stop = block.index, block.start, block.stop
         self._notes: dict[int, Note] = {}
         self._replies: dict[int, Reply] = {}
 
@@ -96,11 +110,22 @@ class Worker(ABC):
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
         """Ask it to close its envs and leave; force it at the deadline. Errors of envs' close, by env id."""
 
+    def use_ringer(self, ring: Callable[[int], None]) -> None:  # noqa: B027
+        """How the pool rings this worker when it has commands without a request."""
+
+    def look_at_memory(self) -> None:  # noqa: B027
+        """Note how much memory it takes now."""
+
+    @property
+    def growth(self) -> int:
+        """By how many bytes its memory has grown since its start."""
+        return (self.memory or 0) - (self.memory_at_start or 0)
+
     def abandon(self) -> None:  # noqa: B027
         """Let go without waiting: in a forked child, where the worker is not ours."""
 
     def stack(self) -> str:
-        """What it is doing, as Python writes its stack; "" where that cannot be known."""
+        """What it is doing, as Python prints its stack; "" where that cannot be known."""
         return ""
 
     def cut(self) -> ShoalError:
@@ -117,8 +142,8 @@ class Worker(ABC):
         """What became of it, in words."""
         raise NotImplementedError
 
-    def bury(self) -> None:
-        """After its death: see that it writes nothing any more, take in what it still had to say, give all back."""
+    def reap(self) -> None:
+        """After its death: see that it writes nothing any more, take in its last messages, give everything back."""
         raise NotImplementedError
 
     # ---- commands ----------------------------------------------------------------------------------------------

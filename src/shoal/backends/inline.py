@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
-from shoal.backends.base import Worker
-from shoal.envs.functions import EnvFn
+from shoal.backends.backend import Backend, SilentBell
+from shoal.backends.base import EnvBlock, Worker
 from shoal.envs.group import is_group
 from shoal.errors import NothingPending
 from shoal.memory.messages import BlockSummary, StepperConfig
@@ -16,17 +15,7 @@ from shoal.support.deadline import Deadline
 from shoal.worker.grouped import make_stepper
 from shoal.worker.single import BuildError, build_envs, close_envs
 
-__all__ = ["InlineWorker", "SilentBell"]
-
-
-class SilentBell:
-    """A bell for somebody who never sleeps."""
-
-    def ring(self) -> None:
-        """Nobody to wake."""
-
-    def sleep(self, timeout: float | None) -> None:
-        """Never waits."""
+__all__ = ["InlineWorker", "SerialBackend"]
 
 
 class InlineWorker(Worker):
@@ -36,10 +25,10 @@ class InlineWorker(Worker):
         interrupts: whether an interrupt is Ctrl-C, and the caller's; otherwise an env has raised it.
     """
 
-    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn], interrupts: bool = True):
-        super().__init__(index, start, stop)
+    def __init__(self, block: EnvBlock, interrupts: bool = True):
+        super().__init__(block)
         self._interrupts = interrupts
-        self._env_fns = env_fns
+        self._env_fns = block.env_fns
         self._envs: list[Any] = []
         self._stepper: Any = None
         self._outbox: deque[Any] = deque()
@@ -108,3 +97,18 @@ class InlineWorker(Worker):
         self._stepper = None
         self.run = lambda: 0  # type: ignore[method-assign]
         return errors
+
+
+class SerialBackend(Backend):
+    """All envs are stepped by the caller, one after the other."""
+
+    name = "serial"
+    one_worker = True
+    limits_steps = False
+
+    @classmethod
+    def default_workers(cls, count: int, cores: int) -> int:
+        return 1
+
+    def new_worker(self, block: EnvBlock) -> Worker:
+        return InlineWorker(block, self.setup.interrupts)

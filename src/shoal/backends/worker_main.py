@@ -122,18 +122,18 @@ def _open_shared(handle: Any) -> SharedFile:
     return SharedFile(handle.detach())
 
 
-def main(connection: Connection, assignment: bytes, inherited: list[int], diary: SharedFile) -> None:
+def main(connection: Connection, assignment: bytes, inherited: list[int], crash_log: SharedFile) -> None:
     """The process's life.
 
     Args:
         inherited: descriptors of the caller's that a fork brought along.
-        diary: where the Python stack goes when the process crashes, or is asked for it.
+        crash_log: where the Python stack goes when the process crashes, or is asked for it.
     """
     for fd in inherited:
         os.close(fd)
-    faulthandler.enable(file=diary.fd)
+    faulthandler.enable(file=crash_log.fd)
     if STACK_SIGNAL is not None:
-        faulthandler.register(STACK_SIGNAL, file=diary.fd)
+        faulthandler.register(STACK_SIGNAL, file=crash_log.fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who closes us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()

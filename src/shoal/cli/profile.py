@@ -102,7 +102,7 @@ def profile(run: Run, probed: work.Work, notify: Callable[[str], None]) -> Profi
     """
     try:
         with Pool(
-            probed.env_fn(), run.num_envs, backend=run.backend, num_workers=run.workers, batch_size=run.batch_size,  # type: ignore[arg-type]
+            probed.env_fn(), run.num_envs, backend=run.backend, num_workers=run.workers, batch_size=run.batch_size,
         ) as pool:  # fmt: skip
             batches = play(pool, probed.actions(pool.batch_size), run.policy_ms / 1e3)
             notify("warming up")

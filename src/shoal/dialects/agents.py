@@ -21,7 +21,8 @@ from gymnasium import Space
 from shoal.batch import Batch
 from shoal.envs.pettingzoo import is_aec_env, is_parallel_env
 from shoal.errors import BadAction, BadCall, BadEnv
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.options import refuse_unknown_options
+from shoal.pool import Pool
 from shoal.spaces.leaves import assemble, get_path, read_actions
 from shoal.spaces.shared import SharedSpace
 

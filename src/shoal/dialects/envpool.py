@@ -25,9 +25,9 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 from gymnasium.vector.vector_env import AutoresetMode
 
+from shoal.backends.registry import is_batched
 from shoal.dialects.time_steps import SpecMethods, Specs, TimeStepPool, spec_of
 from shoal.envs.adapt import adapt
-from shoal.envs.batched import BATCHED
 from shoal.envs.functions import EnvFn, FromSpec, as_env_fns
 from shoal.errors import BadAction, EnvError, ShoalError
 from shoal.memory.answers import Ready
@@ -102,7 +102,7 @@ def make_spec(task_id: Any, **options: Any) -> EnvSpec:
     """The spec that the envs would have; one of them is made for a moment to see its spaces."""
     task = _read_task(task_id, options)
     backend = task.pool_options.get("backend")
-    if backend in BATCHED:
+    if is_batched(backend):
         pool = Pool(task.env, 1, backend=backend, env_kwargs=task.pool_options["env_kwargs"])
     else:
         pool = Pool(task.env[:1], backend="serial")
@@ -523,7 +523,7 @@ def _read_task(task_id: Any, options: Mapping[str, Any]) -> _Task:
     pool_options.setdefault("copy", True)
 
     env, num_envs, backend = task_id, config["num_envs"], pool_options.get("backend")
-    if backend in BATCHED:
+    if is_batched(backend):
         if steps is not None:
             raise ValueError(f'max_episode_steps: backend="{backend}" steps all envs as one: give it to the env itself')
         count = num_envs = whole_number("num_envs", 1 if num_envs is None else num_envs, 1, 2**40)

@@ -16,7 +16,8 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.errors import EnvError, StepTimeout
 from shoal.memory.answers import Ready
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.options import refuse_unknown_options
+from shoal.pool import Pool
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 

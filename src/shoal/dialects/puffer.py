@@ -26,7 +26,8 @@ from shoal.envs.adapt import adapt
 from shoal.envs.functions import as_env_fns
 from shoal.envs.group import is_group
 from shoal.errors import BadEnv, NothingPending
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.options import refuse_unknown_options
+from shoal.pool import Pool
 from shoal.support.cores import usable_cores
 
 __all__ = ["Multiprocessing", "Ray", "Reset", "Serial", "make"]

@@ -16,7 +16,8 @@ from gymnasium import Space, spaces
 from shoal.envs.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
 from shoal.errors import BadEnv
 from shoal.memory.answers import Ready
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.options import refuse_unknown_options
+from shoal.pool import Pool
 
 __all__ = ["MakeSpec", "Parts", "SpecMethods", "Specs", "TimeStepPool", "spec_of"]
 

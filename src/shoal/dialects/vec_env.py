@@ -22,7 +22,8 @@ from shoal.envs.adapt import adapt
 from shoal.errors import BadCall, BadEnv, EnvError, NothingPending
 from shoal.memory.answers import Ready
 from shoal.memory.messages import RESTART_INFO
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.options import refuse_unknown_options
+from shoal.pool import Pool
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
 from shoal.wrappers.video import tile_images
 

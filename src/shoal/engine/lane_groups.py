@@ -12,7 +12,7 @@ from shoal.errors import BadCall, BadEnv
 from shoal.memory.messages import LaneGroup
 from shoal.support.checks import Ids
 
-__all__ = ["Groups", "choose_mode"]
+__all__ = ["LaneGroups", "choose_mode"]
 
 
 def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
@@ -32,7 +32,7 @@ def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
     return asked
 
 
-class Groups:
+class LaneGroups:
     """The groups of a pool's lanes; where envs have one lane each, there are none.
 
     Attributes:

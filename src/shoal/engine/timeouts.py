@@ -11,9 +11,8 @@ import numpy as np
 
 from shoal import native
 from shoal.backends.base import Worker
-from shoal.engine.workers import Workers
+from shoal.engine.lane_table import LaneTable
 from shoal.errors import SlowEnvWarning
-from shoal.memory.slab import Slab
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
@@ -26,13 +25,12 @@ class Timeouts:
     """Looks at the progress of the workers, which each say in the slab what they are doing and since when.
 
     Args:
-        owner: int32 [lanes], the worker of each lane.
         step_timeout: seconds that one env may take for a step or a reset; None for any.
     """
 
-    def __init__(self, slab: Slab, workers: Workers, owner: Any, step_timeout: float | None):
-        self._workers, self._owner = workers, owner
-        self._stats = slab.array("stats")
+    def __init__(self, table: LaneTable, step_timeout: float | None):
+        self._workers, self._owner = table.workers, table.owner
+        self._stats = table.slab.array("stats")
         self.seconds = step_timeout
         self._timeout_ns = None if step_timeout is None else int(step_timeout * 1e9)
         self._seen: dict[int, tuple[Any, int]] = {}  # for each worker: what it was doing, and since when
@@ -99,7 +97,7 @@ class Timeouts:
 
     def speak(self, began_ns: int, late: Sequence[int]) -> None:
         """Warn, once, of a wait that takes long: for whom, and what their workers are doing."""
-        limited = self._timeout_ns is not None and not self._workers.repairs  # no limit for a start
+        limited = self._timeout_ns is not None and not self._workers.replacements  # no limit for a start
         if self._warned or limited or time.monotonic_ns() - began_ns < PATIENCE_NS:
             return
         self._warned = True

@@ -5,12 +5,9 @@ Autoreset is done here, so that such envs behave like all others.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +16,7 @@ from gymnasium import Space
 from shoal.envs.group import Answers, Infos
 from shoal.spaces.leaves import assemble, flatten, get_path
 
-__all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "build_batched", "can_be_compiled"]
-
-# Who makes the envs of such a backend: a function (env, num_envs, env_kwargs), or, of threads that the
-# caller may number, (env, num_envs, env_kwargs, num_workers). Imported when asked for: each needs a framework.
-BATCHED = {
-    "jax": ("shoal.graph.jax.pool_envs", "make_envs"),
-    "compiled": ("shoal.compiled.pool_envs", "make_envs"),
-    "cuda": ("shoal.compiled.cuda.pool_envs", "make_envs"),
-}
+__all__ = ["BatchedEnv", "RowsEnv"]
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -65,47 +54,6 @@ class BatchedEnv(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
-
-
-def batched_env_fn(
-    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
-) -> Callable[[], Any]:
-    """What makes the one env that steps all lanes."""
-    module, name = BATCHED[backend]
-    make = getattr(importlib.import_module(module), name)
-    if backend == "cuda":
-        importlib.import_module("shoal.compiled.cuda.build").check()
-    if backend != "compiled":
-        return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
-    # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
-    envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
-    return lambda: envs
-
-
-def build_batched(
-    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
-) -> Any:
-    """The same, made: for whoever is sent somewhere else to make it."""
-    return batched_env_fn(backend, env, num_envs, env_kwargs, num_workers)()
-
-
-def _make_rows(make: Callable[..., BatchedEnv], *args: Any) -> RowsEnv:
-    return RowsEnv(make(*args))
-
-
-def can_be_compiled(env: Any) -> bool:
-    """Whether this is a class for backend="compiled"."""
-    return isinstance(env, type) and hasattr(env, "__shoal_kernel__")
-
-
-def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
-    """The backend for such a class where the caller has named none, and why."""
-    missing = env.__shoal_missing__()
-    if not missing:
-        return "compiled", "the class can be compiled"
-    reason = f"{env.__name__} runs as plain Python, because {missing}"
-    warnings.warn(reason, RuntimeWarning, stacklevel=4)
-    return "auto", reason
 
 
 class RowsEnv:

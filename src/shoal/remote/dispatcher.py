@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import native
-from shoal.backends.base import Worker
-from shoal.backends.inline import SilentBell
+from shoal.backends.backend import SilentBell
+from shoal.backends.base import EnvBlock, Worker
 from shoal.backends.mail import unpack
 from shoal.errors import ShoalError, WorkerDied
 from shoal.memory.messages import BlockSummary, Order, StepperConfig
@@ -107,14 +107,14 @@ class RemoteWorker(Worker):
     isolated = True
 
     def __init__(self, index: int, start: int, stop: int, assignment: bytes, dispatcher: Dispatcher):
-        super().__init__(index, start, stop)
+        super().__init__(EnvBlock(index, start, stop, ()))
         self._assignment, self._dispatcher = assignment, dispatcher
         self._link: Link | None = None
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._state = "starting"
         self.node, self._host_pid = "", 0
         self._lost: HostLost | None = None
-        self._lock = threading.Lock()  # held while an answer is written: after `bury`, nothing is
+        self._lock = threading.Lock()  # held while an answer is written: after `reap`, nothing is
         self._gone = False
         # Those of the dispatcher's thread.
         self._commands: list[bytes] = []
@@ -340,7 +340,7 @@ class RemoteWorker(Worker):
             WorkerDied(message, self.index, self._host_pid or None, None, self.env_ids, lost.env_id, node=self.node)
         )
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         with self._lock:
             self._gone = True
         self._kill()

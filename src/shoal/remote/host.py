@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal import native
+from shoal.backends import registry as backends
+from shoal.backends.backend import BackendSetup
 from shoal.backends.base import Worker
-from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.mail import pack
 from shoal.backends.worker_main import dumps_summary
 from shoal.engine.workers import Workers
-from shoal.envs.batched import BATCHED
 from shoal.envs.functions import install_registry
 from shoal.errors import EnvError, ShoalError, WorkerDied
 from shoal.memory.messages import STATUS_NOTE, BlockSummary, Note, Order, Reply
@@ -154,13 +154,12 @@ class BlockHost:
         except Exception as error:
             self._answers.append(pack_words("raised", start, pack_error(error, "loading its env function")))
             return
-        alone = local["backend"] in ("serial", *BATCHED)
-        self._plan = Plan(local["backend"], 1 if alone else min(local["workers"], len(env_fns)))
+        kind = backends.find(local["backend"])
+        alone = kind.one_worker or kind.batched
+        self._plan = Plan(kind.name, 1 if alone else min(local["workers"], len(env_fns)))
         try:
-            self._workers = Workers(
-                [loaded[data] for data in env_fns], self._plan.backend, self._plan.num_workers, DEFAULT_START_METHOD,
-                first=start, interrupts=False,
-            )  # fmt: skip
+            backend = kind(BackendSetup(len(env_fns), interrupts=False))
+            self._workers = Workers(backend, [loaded[data] for data in env_fns], self._plan.num_workers, first=start)
             summaries = self._workers.build(NEVER)
         except EnvError as error:
             self._answers.append(pack_words("raised", error.env_id, error.packed))
@@ -176,7 +175,7 @@ class BlockHost:
         assert self._workers is not None
         config = facts["config"]
         # Kernels count their lanes from 0.
-        self._shift = facts["first"] if self._plan.backend in BATCHED else 0
+        self._shift = facts["first"] if self._workers.backend.batched else 0
         first, stop = facts["first"] - self._shift, facts["stop"] - self._shift
         spin_ns, spin_workers = spin_times(self._plan)
         config = replace(config, publish_each=False, spin_ns=spin_workers)
@@ -187,7 +186,7 @@ class BlockHost:
                 len(self._workers), finals=config.autoreset == "same_step", absences=facts["absences"],
                 rows=facts["rows"],
             )  # fmt: skip
-            slab = Slab.create(layout, self._workers.shared)
+            slab = Slab.create(layout, self._workers.backend.shares_slab)
             for name in ("requested", "answered"):
                 slab.array(name)[first:stop] = facts["requested"]
             self._workers.attach(slab, config, NEVER)
@@ -202,7 +201,7 @@ class BlockHost:
         self._owner = self._workers.owner_of_lanes()
         self._lanes: Any = native.Lanes(slab, self._state, self._owner, *self._workers.bells(), None, 0)
         self._out, self._job_of = np.zeros(stop, np.int64), np.zeros(stop, np.int64)
-        self._workers.watch(self._lanes.ring, self._lanes.alarm)
+        self._workers.watch(self._lanes.ring, self._lanes.alarm, None)
         self._slab = slab  # now `wake` and `peek`, which others call, find all they need
         self._answers.append(pack_words("attached"))
 
@@ -343,7 +342,7 @@ class BlockHost:
     def _dismiss(self, seconds: float = CLOSE_TIMEOUT) -> list[tuple[int, PackedError]]:
         self.over = True
         workers, self._workers = self._workers, None
-        errors = [] if workers is None else workers.dismiss(Deadline.after(seconds))
+        errors = [] if workers is None else workers.close(Deadline.after(seconds))
         if self._slab is not None:
             self._slab.close()
         return errors

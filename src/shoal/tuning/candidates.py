@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.planning.plan import MOST_PROCESSES, MOST_THREADS, Plan, predict
+from shoal.backends.threads import MOST_THREADS
+from shoal.planning.plan import MOST_PROCESSES, Plan, predict
 from shoal.worker.measurement import Measurement
 
 __all__ = [

@@ -26,7 +26,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from shoal.backends.base import split
-from shoal.envs.batched import BATCHED
 from shoal.errors import StartError, WorkerDied
 from shoal.remote.bell import BellTower, MachineBell
 from shoal.remote.dispatcher import Deliver, HostLost
@@ -37,7 +36,7 @@ from shoal.support.checks import check_choice, check_names, positive_number, who
 
 __all__ = ["Driver", "MpiLink", "MpiOptions", "MpiTransport", "driver_of"]
 
-LOCAL_BACKENDS = ("serial", "threads", "processes", *BATCHED)
+LOCAL_BACKENDS = ("serial", "threads", "processes", "jax", "compiled", "cuda")
 WATCH_EVERY = 0.1  # seconds between two looks at whether the ranks of this machine are still there
 LEAVE_PATIENCE = 2.0  # seconds until the last words to the ranks must be on their way
 START_EXAMPLE = "mpiexec -n 3 python script.py (rank 0 drives, the two others serve)"

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from shoal.envs.batched import BATCHED
 from shoal.errors import StartError
 from shoal.remote.delay import DelayedTransport
 from shoal.remote.dispatcher import Deliver, Transport
@@ -29,7 +28,7 @@ from shoal.support.optional_dependencies import install
 __all__ = ["RayOptions", "RayTransport"]
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-LOCAL_BACKENDS = ("serial", "threads", "processes", *BATCHED)
+LOCAL_BACKENDS = ("serial", "threads", "processes", "jax", "compiled", "cuda")
 ROOM_PATIENCE = 5.0  # seconds until what a closed pool has given back must be free again, as far as the cluster knows
 REACH_TIMEOUT = 3.0  # seconds for a cluster's address to be answered at
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # answered by any gRPC server
