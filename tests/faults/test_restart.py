@@ -422,7 +422,7 @@ def test_ctrl_c_while_an_order_is_posted(backend: str, after: bool, then: str) -
         # Env 2 keeps their worker busy with its reset, so that the next order comes in the middle of a pass.
         pool.set_attr("deeds", [{"reset": "take a while"}, {"step": "raise"}], [2, 3])
         recovery = pool._scheduler._recovery
-        recovery._lanes = InterruptedLanes(recovery._lanes, after)
+        recovery._table.core = InterruptedLanes(recovery._table.core, after)
         with pytest.raises(KeyboardInterrupt):
             pool.step(ZEROS)
         assert pool.pending.tolist() == [0, 1, 2, 3]
