@@ -1,4 +1,4 @@
-"""Imports point down only, nothing below the dialects knows a framework, and `import shoal` stays light."""
+"""Imports point down only, lazy ones too; nothing below the dialects knows a framework; `import shoal` stays light."""
 
 from __future__ import annotations
 
@@ -15,39 +15,19 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 
-# From the bottom up. A module may import what stands before its own row, and its neighbours in the row.
+# Packages and the modules at the top, from the bottom up. Each may import what stands before it, and itself.
 LAYERS = (
-    ("errors", "deadline", "cores", "checks", "procs", "restarts", "datafile", "extras", "lazy", "ranks"),
-    ("native",),
-    ("spaces",),
-    ("slab", "header", "group"),
-    ("adapters", "remote"),
-    ("state", "messages"),
-    ("rows", "groups", "block", "measurement", "trajectory"),
-    ("group_stepper",),
-    ("compiled",),
-    ("specs", "stats", "verdict", "batch", "snapshot", "emulation"),
-    ("frames",),
-    ("rollout",),
-    ("backends",),
-    ("crew",),
-    ("healing", "timeouts"),
-    ("switchboard",),
-    ("scheduler", "plan"),
-    ("far",),
-    ("pool",),
-    ("wrappers",),
-    ("dialects", "graph"),
-    ("make", "tuning", "scaling"),
-    ("__init__",),
-    ("tools",),
-)
-RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
+    "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
+    "compiled", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers", "graph",
+    "dialects", "make", "emulation", "group", "tuning", "scaling", "__init__", "cli",
+)  # fmt: skip
+RANK = {name: rank for rank, name in enumerate(LAYERS)}
+MOST_AT_THE_TOP = 10
 FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "tools", "tuning", "compiled", "far"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "cli", "tuning", "compiled", "remote"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 
@@ -56,8 +36,19 @@ def part(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("shoal", *(p for p in parts if p != "__init__")))
+
+
+MODULES = {name_of(path) for path in FILES}
+
+
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, inside functions too, those for type checkers left out."""
+    """Every module that a file imports, inside functions and by names in texts too; not those for type checkers."""
     tree = ast.parse(path.read_text())
     skipped = {
         inner
@@ -75,14 +66,11 @@ def imports(path: Path) -> Iterator[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             # `from shoal import native` imports shoal.native; `from shoal.errors import X` imports shoal.errors.
             yield from names if node.module == "shoal" else [str(node.module)]
-
-
-FILES = sorted(ROOT.rglob("*.py"))
-
-
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(("shoal", *(p for p in parts if p != "__init__")))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            # A module that is named in a text is imported by importlib, now or later: "shoal.x.y" or "shoal.x.y:Z".
+            module = node.value.partition(":")[0]
+            if module in MODULES and module != "shoal":
+                yield module
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
@@ -95,6 +83,20 @@ def test_imports_point_down(path: Path) -> None:
             if there not in RANK:
                 there = "__init__"  # a name of the package itself, as in `from shoal import Pool`
             assert RANK[there] <= RANK[here], f"{name_of(path)} imports {module}, which stands above it"
+
+
+def test_few_modules_lie_at_the_top() -> None:
+    top = sorted(path.stem for path in ROOT.glob("*.py") if path.stem != "__init__")
+    assert len(top) <= MOST_AT_THE_TOP, top
+
+
+def test_every_package_says_what_it_is() -> None:
+    for path in ROOT.rglob("__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
+        assert docstring is not None, f"{path}: has no docstring"
+        if path.parent.parent == ROOT:
+            assert "import" in docstring, f"{path}: its docstring says what it may import"
+            assert "first" in docstring, f"{path}: its docstring says what to read first"
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])

@@ -21,7 +21,8 @@ from shoal.engine.env_specs import EnvSpecs, agree
 from shoal.engine.lane_groups import LaneGroups, choose_mode
 from shoal.engine.lane_table import LaneTable
 from shoal.engine.recovery import RecoveryPolicy
-from shoal.engine.scheduler import Scheduler, SchedulerSettings
+from shoal.engine.scheduler import Scheduler
+from shoal.engine.settings import SchedulerSettings
 from shoal.engine.workers import Workers
 from shoal.errors import ShoalError
 from shoal.memory.answers import Frames, frames_to_lend
@@ -49,6 +50,8 @@ class Shape:
         autoreset: the mode.
         groups: which lanes are one env's.
         absences: whether lanes can be without an agent.
+        lane_names: of the agents of one env; None where lanes have no names.
+        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
         frames: how many time slots the slab has.
         lends: whether large arrays are lent rather than copied.
     """
@@ -60,6 +63,8 @@ class Shape:
     autoreset: str
     groups: LaneGroups
     absences: bool
+    lane_names: list[Any] | None
+    lanes_per_env: int
     frames: int
     lends: bool
 
@@ -67,6 +72,16 @@ class Shape:
     def same_step(self) -> bool:
         """Whether an answer that ends an episode brings the next one's first observation along."""
         return self.autoreset == "same_step"
+
+    def identity(self, order: str) -> dict[str, Any]:
+        """What must be the same in a pool into which a snapshot of this one is put back."""
+        return {
+            "num_envs": self.lanes,
+            "observation space": str(self.specs.single_observation_space),
+            "action space": str(self.specs.single_action_space),
+            "autoreset": self.autoreset,
+            "order": order,
+        }
 
     @property
     def user_resets(self) -> bool:
@@ -203,10 +218,20 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
     lends = options.copy and frames > 1
     if options.copy and options.replaces_envs:
         frames += 1  # what the caller has seen last must outlive a torn write
+    sizes = {group.size if group.together else 1 for group in workers.groups} or {1}
     return Shape(
-        specs, lanes, batch_size, _window(options.order, batch_size, lanes), autoreset, groups,
-        any(group.can_be_absent for group in workers.groups), frames, lends,
-    )  # fmt: skip
+        specs=specs,
+        lanes=lanes,
+        batch_size=batch_size,
+        window=_window(options.order, batch_size, lanes),
+        autoreset=autoreset,
+        groups=groups,
+        absences=any(group.can_be_absent for group in workers.groups),
+        lane_names=workers.groups[0].names if workers.groups else None,
+        lanes_per_env=sizes.pop() if len(sizes) == 1 else 0,
+        frames=frames,
+        lends=lends,
+    )
 
 
 def settle_batch(groups: LaneGroups, lanes: int, batched: bool, plan: Plan, options: PoolOptions) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from shoal.backends import registry
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.support.checks import Seed, check_choice, positive_number, whole_number
 
-__all__ = ["PoolOptions", "refuse_unknown_options"]
+__all__ = ["PoolOptions", "refuse_unknown_options", "signature_with_options"]
 
 ORDERS = ("ready", "fifo", "contiguous")
 
@@ -160,3 +161,11 @@ def refuse_unknown_options(options: Mapping[str, Any]) -> None:
             f"unknown option {', '.join(map(repr, unknown))}; what is meant for the env itself goes into "
             f"env_kwargs={{{unknown[0]!r}: ...}}"
         )
+
+
+def signature_with_options(constructor: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a constructor that takes `**options`, with all options by name: what `help` shows."""
+    own = [p for p in inspect.signature(constructor).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in fields(PoolOptions)]
+    return inspect.Signature([*own, *options])

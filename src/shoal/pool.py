@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import inspect
 import os
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 
 from shoal import building
 from shoal.batch import Batch, Rollout
-from shoal.engine import snapshots
+from shoal.engine import open_pools, snapshots
 from shoal.engine.commands import Call
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WrongProcess
+from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError
 from shoal.memory.answers import Ready
 from shoal.observe.stats import PoolStats, WorkerInfo
-from shoal.options import PoolOptions, refuse_unknown_options
-from shoal.rollout import ANSWERS, roll_out
+from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
+from shoal.rollout import roll_out
 from shoal.state.snapshot import Snapshot
 from shoal.support.checks import Ids, Options, Seed, check_ids, spread_options, spread_seed, whole_number
 from shoal.support.deadline import NEVER, Deadline
@@ -31,7 +26,6 @@ from shoal.support.deadline import NEVER, Deadline
 __all__ = ["Pool"]
 
 _RESERVED = ("reset", "step", "close")  # what must go through the pool's own methods
-_open_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 class Pool:
@@ -42,6 +36,18 @@ class Pool:
         num_envs: how many; left out when a list was given.
         **options: the fields of `shoal.options.PoolOptions`, which says what each of them does: backend, num_workers,
             batch_size, autoreset, copy, seed, on_error, step_timeout, env_kwargs, plan, ...
+
+    Attributes:
+        num_envs, batch_size: how many lanes there are, and how many of them `recv` waits for.
+        single_observation_space, single_action_space: of one env, or of one of its lanes.
+        observation_space, action_space: of all of them, batched as Gymnasium does.
+        autoreset: the mode.
+        plan: the backend and the number of workers, and why.
+        options: as given.
+        specs: the spaces once more, metadata, render mode and spec.
+        lane_names: the names of the agents of one env, one for each of its lanes; None where lanes have no names.
+        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
+        data: reads the answers of lanes: for dialects that take just the fields that they need.
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **options: Any):
@@ -49,51 +55,23 @@ class Pool:
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
         parts = building.build(env, num_envs, self.options, self._break)
-        self.plan, self.data, self._shape = parts.plan, parts.frames, parts.shape
-        self.specs, self.num_envs, self.batch_size = parts.shape.specs, parts.shape.lanes, parts.shape.batch_size
-        self.autoreset, self.frames = parts.shape.autoreset, parts.shape.frames
+        shape = self._shape = parts.shape
+        self.plan, self.data, self.specs = parts.plan, parts.frames, shape.specs
+        self.num_envs, self.batch_size, self.frames = shape.lanes, shape.batch_size, shape.frames
+        self.autoreset, self.lane_names, self.lanes_per_env = shape.autoreset, shape.lane_names, shape.lanes_per_env
+        self.single_observation_space, self.observation_space = (
+            self.specs.single_observation_space,
+            self.specs.observation_space,
+        )
+        self.single_action_space, self.action_space = self.specs.single_action_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
         self.step_timeout = self.options.step_timeout
         self._workers, self._slab, self._scheduler = parts.workers, parts.slab, parts.scheduler
         self._first_seeds = parts.first_seeds
         self._fault = None
-        _open_pools.add(self)
-        # At exit, pools are closed before a package leaves that was imported for this one, such as Ray.
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
+        open_pools.add(self)
 
     # ---- what it is ------------------------------------------------------------------------------------------
-
-    @property
-    def single_observation_space(self) -> Space[Any]:
-        """Of one env."""
-        return self.specs.single_observation_space
-
-    @property
-    def single_action_space(self) -> Space[Any]:
-        """Of one env."""
-        return self.specs.single_action_space
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of all envs, batched as Gymnasium does."""
-        return self.specs.observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of all envs, batched as Gymnasium does."""
-        return self.specs.action_space
-
-    @property
-    def lane_names(self) -> list[Any] | None:
-        """The names of the agents of one env, one for each of its lanes; None where lanes have no names."""
-        return self._workers.groups[0].names if self._workers.groups else None
-
-    @property
-    def lanes_per_env(self) -> int:
-        """How many neighbouring lanes are one env's; 0 where envs differ in that."""
-        counts = {lanes.size if lanes.together else 1 for lanes in self._workers.groups} or {1}
-        return counts.pop() if len(counts) == 1 else 0
 
     @property
     def workers(self) -> list[WorkerInfo]:
@@ -216,25 +194,12 @@ class Pool:
 
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a rollout without Python; False where that cannot be done."""
-        with self._scheduler.alone():
-            if not self._workers.backend.roll_out(self._workers.inline, record, policy, params, rngs):
-                return False
-            slot = self._scheduler.move_on()
-        last = {name: getattr(record, name)[-1] for name in (*ANSWERS, "began")}
-        for name, values in (last | {f"obs.{i}": array[-1] for i, array in enumerate(record.obs)}).items():
-            self._slab.array(name)[slot] = values
-        self._slab.array("status")[slot] = 0
-        return True
+        return self._scheduler.roll_at_once(record, policy, params, rngs)
 
     # ---- reset -----------------------------------------------------------------------------------------------
 
     def reset(
-        self,
-        env_ids: Any = None,
-        *,
-        seed: Seed = None,
-        options: Options = None,
-        timeout: float | None = None,
+        self, env_ids: Any = None, *, seed: Seed = None, options: Options = None, timeout: float | None = None
     ) -> Batch:
         """Reset envs (None: all) and wait for them. A step of theirs that is pending is waited for and dropped.
 
@@ -360,7 +325,9 @@ class Pool:
             CannotSnapshot: naming the envs that cannot be saved, and why.
         """
         self._check_usable()
-        found = snapshots.take(self._scheduler, self._about(), self._first_seeds, Deadline.after(timeout))
+        found = snapshots.take(
+            self._scheduler, self._shape.identity(self.order), self._first_seeds, Deadline.after(timeout)
+        )
         if path is not None:
             found.save(path)
         return found
@@ -381,30 +348,21 @@ class Pool:
         self._check_usable()
         if not isinstance(snapshot, Snapshot):
             snapshot = Snapshot.load(snapshot, trusted)
-        snapshot.check(self._about())
+        snapshot.check(self._shape.identity(self.order))
         snapshots.check(self._scheduler, snapshot)
         try:
             ready, self._first_seeds = snapshots.restore(self._scheduler, snapshot, Deadline.after(timeout))
         except BaseException as error:
             # Some envs may be elsewhere in time than others: nothing here can be relied on any more.
-            self._shut(1.0, PoolClosed(f"the pool was closed because a restore failed: {error}"))
+            self.shut(1.0, PoolClosed(f"the pool was closed because a restore failed: {error}"))
             raise
         return self.data.batch(ready)
-
-    def _about(self) -> dict[str, Any]:
-        return {
-            "num_envs": self.num_envs,
-            "observation space": str(self.single_observation_space),
-            "action space": str(self.single_action_space),
-            "autoreset": self.autoreset,
-            "order": self.order,
-        }
 
     # ---- end -------------------------------------------------------------------------------------------------
 
     def _break(self, error: ShoalError) -> ShoalError:
         """Close after a worker's death; later calls say why."""
-        self._shut(1.0, PoolClosed(f"the pool was closed because {error}"))
+        self.shut(1.0, PoolClosed(f"the pool was closed because {error}"))
         return error
 
     def close(self, timeout: float | None = 5.0) -> None:
@@ -413,21 +371,27 @@ class Pool:
         Raises:
             EnvError: an env raised in its close; everything is closed all the same.
         """
-        errors = self._shut(timeout, PoolClosed("the pool is closed: make a new one"))
+        errors = self.shut(timeout, PoolClosed("the pool is closed: make a new one"))
         if errors:
             env_id, error = errors[0]
             raise error.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))
 
-    def _shut(self, timeout: float | None, fault: ShoalError) -> list[tuple[int, Any]]:
+    def shut(self, timeout: float | None, fault: ShoalError) -> list[tuple[int, Any]]:
+        """Close everything, and let later calls raise this; the errors of envs' close, by env id."""
         if self._fault is not None:
             return []
         self._fault = fault
-        _open_pools.discard(self)
+        open_pools.discard(self)
         self._slab.withdraw()
         self._scheduler.end(fault)
         errors = self._workers.close(Deadline.after(timeout))
         self._slab.close()
         return errors
+
+    def disown(self, fault: ShoalError) -> None:
+        """In a forked child, which has no workers: let go of them, and let later calls raise this."""
+        self._fault = fault
+        self._workers.abandon()
 
     def __enter__(self) -> Pool:
         return self
@@ -437,34 +401,7 @@ class Pool:
 
     def __del__(self) -> None:
         if getattr(self, "_fault", True) is None:
-            self._shut(1.0, PoolClosed("the pool was garbage collected"))
+            self.shut(1.0, PoolClosed("the pool was garbage collected"))
 
 
-def _close_all() -> None:
-    for pool in list(_open_pools):
-        pool._shut(1.0, PoolClosed("the interpreter is leaving"))
-
-
-def _disown_all() -> None:
-    """In a forked child: the pools are the parent's."""
-    for pool in list(_open_pools):
-        pool._fault = WrongProcess(
-            f"this pool belongs to process {os.getppid()}, of which this one is a fork: make a pool here"
-        )
-        pool._workers.abandon()
-    _open_pools.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_disown_all)
-
-
-def _signature() -> inspect.Signature:
-    """What `help(shoal.Pool)` shows: all options by name, as the dataclass has them."""
-    own = [p for p in inspect.signature(Pool.__init__).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    options = [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in fields(PoolOptions)]
-    return inspect.Signature([*own, *options])
-
-
-Pool.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
+Pool.__init__.__signature__ = signature_with_options(Pool.__init__)  # type: ignore[attr-defined]

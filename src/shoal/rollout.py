@@ -14,7 +14,7 @@ from shoal.batch import Rollout
 from shoal.errors import BadCall
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 
-__all__ = ["ANSWERS", "Rollout", "roll_out"]
+__all__ = ["roll_out"]
 
 Array = npt.NDArray[Any]
 ANSWERS = ("reward", "terminated", "truncated", "episode_return", "episode_length")
@@ -82,6 +82,11 @@ class _Record:
             for lane, final in batch.final_obs.items():
                 for array, leaf in zip(self.finals, self.obs_leaves, strict=True):
                     array[t, lane] = get_path(final, leaf.path)
+
+    def last_answers(self) -> dict[str, Array]:
+        """What all lanes have answered last, by the names that the slab has for it."""
+        found = {name: getattr(self, name)[-1] for name in (*ANSWERS, "began")}
+        return found | {f"obs.{i}": array[-1] for i, array in enumerate(self.obs)}
 
     def finish(self) -> Rollout:
         if self._out is not None:

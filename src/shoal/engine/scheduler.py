@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
 from shoal import native
-from shoal.backends.base import Worker
+from shoal.engine.actions import ActionWriter
 from shoal.engine.busy import HeldRequest
+from shoal.engine.collector import Collector, concurrent_use
 from shoal.engine.commands import Arguments, Call, Commands
 from shoal.engine.lane_table import LaneTable
-from shoal.engine.recovery import Recovery, RecoveryPolicy
+from shoal.engine.recovery import Recovery
 from shoal.engine.restarts import Loss
+from shoal.engine.settings import SchedulerSettings
 from shoal.engine.timeouts import Timeouts
 from shoal.errors import (
     CallPending,
     CannotSnapshot,
-    ConcurrentUse,
     EnvError,
     NothingPending,
     ResetNeeded,
@@ -34,37 +35,10 @@ from shoal.errors import (
 )
 from shoal.memory.answers import Ready
 from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note
-from shoal.memory.slab import Slab
-from shoal.spaces.leaves import Kind, Leaf, read_actions
 from shoal.support.checks import Ids
 from shoal.support.deadline import NEVER, Deadline
 
 __all__ = ["Scheduler"]
-
-
-@dataclass(frozen=True)
-class SchedulerSettings:
-    """How a pool wants its lanes asked and waited for.
-
-    Attributes:
-        action_leaves: those of the action space.
-        check_boxes: whether Box actions must be within their bounds.
-        user_resets: whether envs whose episode is over must be reset by the user before they are stepped.
-        fifo: whether lanes are received strictly in the order in which they were sent.
-        window: 0, or how many neighbours are always received together.
-        spin_ns: how long a wait spins before it sleeps.
-        step_timeout: seconds that one env may take for a step or a reset.
-        policy: what to do about envs and workers that are lost.
-    """
-
-    action_leaves: Sequence[Leaf]
-    check_boxes: bool
-    user_resets: bool
-    fifo: bool
-    window: int
-    spin_ns: int
-    step_timeout: float | None
-    policy: RecoveryPolicy
 
 
 class Scheduler:
@@ -84,26 +58,16 @@ class Scheduler:
         self._prompt, self._inline = workers.prompt, workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)
-        self._out = np.zeros(table.count, np.int64)
         self._whole = [Ready(table.all_ids, 0, slot, {}) for slot in range(table.frame_count)]
-        self._core.refuse_with(_concurrent)
+        self._core.refuse_with(concurrent_use)
         self._frames.handed = self._core.handed
         self._timeouts = Timeouts(table, settings.step_timeout)
         self._recovery = Recovery(table, settings.policy, on_death)
         self._replaces = settings.policy.replaces
         self.commands = Commands(table, self._recovery, self._timeouts, on_death)
-        self._prepare_actions(table.slab, settings.action_leaves, settings.check_boxes)
+        self._collector = Collector(table, self._recovery, self._timeouts, self.commands, settings.spin_ns)
+        self._actions = ActionWriter(table, settings.action_leaves, settings.check_boxes)
         workers.watch(self._core.ring, self._core.alarm, settings.step_timeout)
-
-    def _prepare_actions(self, slab: Slab, leaves: Sequence[Leaf], check_boxes: bool) -> None:
-        self._action_leaves, self._check_boxes = leaves, check_boxes
-        self._action_arrays = slab.leaf_arrays("action", leaves)
-        self._has_objects = any(leaf.kind is Kind.OBJECT for leaf in leaves)
-        leaf = leaves[0] if len(leaves) == 1 else None
-        if leaf is not None and leaf.kind is Kind.ARRAY and not leaf.path:
-            # The common case: the core checks and copies one array by itself.
-            bounds = (leaf.low, leaf.high) if leaf.discrete or check_boxes else (np.zeros(0), np.zeros(0))
-            self._core.use_action(slab.describe("action", leaves)[0], *bounds)
 
     @property
     def pending(self) -> Ids:
@@ -122,11 +86,7 @@ class Scheduler:
             self._check_idle(lanes)
             if self._some_must_reset:
                 self._check_reset(lanes)
-            values = read_actions(self._action_leaves, actions, lanes, self._check_boxes)
-            for array, value in zip(self._action_arrays, values, strict=True):
-                if array is not None:
-                    array[lanes] = value
-            objects = self._object_columns(values)
+            objects = self._actions.write(actions, lanes)
             now = lanes if not self._recovery.troubled else self._recovery.sort_out(lanes)[0]
             row_of = {lane: row for row, lane in enumerate(lanes.tolist())} if objects else {}
             if objects:
@@ -145,11 +105,6 @@ class Scheduler:
 
         self._ask(ids, native.OP_STEP, held)
 
-    def _object_columns(self, values: Sequence[Any]) -> list[Any]:
-        if not self._has_objects:
-            return []
-        return [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
-
     def reset(
         self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
     ) -> None:
@@ -167,8 +122,7 @@ class Scheduler:
             self._busy.sent(ids)
         if self._replaces:
             self._recovery.resets(asked)
-        self._must_reset[ids] = False
-        self._some_must_reset = bool(self._must_reset.any())
+        self._note_must_reset(ids, False)
         self._ask(ids, native.OP_RESET, lambda lane: HeldRequest(native.OP_RESET, *asked[lane]))
 
     def _ask(self, ids: Ids | None, op: int, held: Callable[[int], HeldRequest]) -> None:
@@ -186,7 +140,7 @@ class Scheduler:
     def _post(self, ids: Ids | None, op: int) -> None:
         code = self._core.post(ids, op)
         if code == native.IN_USE:
-            raise _concurrent()
+            raise concurrent_use()
         if code:
             raise self._busy_error(self.table.all_ids if ids is None else ids)
         self._busy.posted(self.table.count if ids is None else len(ids))
@@ -213,7 +167,7 @@ class Scheduler:
             code = self._step_at_once(actions)
             if code == native.COLLECT_TIMEOUT:  # it is time to look around
                 began_ns = time.monotonic_ns() - self._timeouts.patience_ns
-                self._attend(code, deadline, began_ns)
+                self._collector.attend(code, deadline, began_ns)
         if code == native.NOT_TAKEN:
             self.send(actions, None)
         try:
@@ -240,7 +194,7 @@ class Scheduler:
             if slots is not None and code == native.NOT_TAKEN:
                 self.table.slot[:] = slots  # nothing was written
             if code == native.IN_USE:
-                raise _concurrent()
+                raise concurrent_use()
         return code
 
     def _exchanged(self, code: int, deadline: Deadline) -> Ready | None:
@@ -341,13 +295,13 @@ class Scheduler:
         for lane in ids.tolist():
             self._busy.drop_held(lane)
         while len(busy := np.sort(ids[self._busy.among(ids)])):
-            self._collect(len(busy), busy, deadline)
-            notes = self._take_notes(busy, deadline)
+            self._collector.collect(len(busy), busy, deadline)
+            notes = self._collector.take_notes(busy, deadline)
             if notes is not None:
                 self._forget(busy, [note for _, note in notes if note.error is not None])
 
     def _forget(self, ids: Ids, failed: list[Note]) -> None:
-        """Lanes that were taken, and whose answers nobody shall see."""
+        """Lanes that were taken, and of which the caller will not see the answers."""
         for note in failed:
             lanes = self._groups.of(note.lane)
             if note.lane == lanes[0] and not self._give_up(note):
@@ -355,8 +309,7 @@ class Scheduler:
                     self._busy.drop_held(lane)  # a new env is built when the lane is asked again
         fine = ids[~np.isin(ids, [note.lane for note in failed])]
         if self._user_resets:
-            self._must_reset[fine] |= self._frames.ended(fine)
-            self._some_must_reset = bool(self._must_reset.any())
+            self._note_must_reset(fine, self._must_reset[fine] | self._frames.ended(fine))
         # Their next request is written into the same frame, so that what was seen last stays where it is.
         if self._replaces:
             self._recovery.dropped(fine)
@@ -374,42 +327,9 @@ class Scheduler:
             )
             raise NothingPending(f"recv waits for {need} envs and {self._busy.count} were sent to: {more}")
         while True:
-            ready = self._received(*self._collect(need, wanted, deadline, began_ns), deadline)
+            ready = self._received(*self._collector.collect(need, wanted, deadline, began_ns), deadline)
             if ready is not None:
                 return ready
-
-    def _collect(
-        self, need: int, wanted: Ids | None, deadline: Deadline, began_ns: int | None = None
-    ) -> tuple[Ids, int, int, int]:
-        """Take `need` lanes that have answered: (ids, first, slot, status), as the core says."""
-        began_ns = time.monotonic_ns() if began_ns is None else began_ns
-        late = None  # looked for only when something takes long
-        if self._timeouts.is_time(began_ns):
-            self._end_overdue(self._late())
-        while True:
-            if self._recovery.troubled:
-                self._recovery.release(self.commands.tell)
-            until = self._next_look(deadline, began_ns, late)
-            count, first, slot, status = self._core.collect(need, wanted, until, self._spin_ns, self._out, self._prompt)
-            if count >= 0:
-                break
-            late = self._attend(count, deadline, began_ns)
-        self._busy.taken(count)
-        ids = self.table.all_ids if count == self.table.count else self._out[:count].copy()
-        return ids, first, slot, status
-
-    def _next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
-        look = self._timeouts.next_look(deadline, began_ns, None if late is None else self._busy.posted_among(late))
-        release = self._recovery.next_release_ns() if self._recovery.troubled else None
-        return look if release is None else release if look < 0 else min(look, release)
-
-    def _late(self) -> Ids:
-        """The lanes that have not answered yet."""
-        pending = self.pending
-        late = self.table.answered[pending] != self.table.requested[pending]
-        if self._busy.held:
-            late |= ~np.isin(pending, self._busy.posted_among(pending))
-        return np.asarray(pending[late])
 
     def _received(self, ids: Ids, first: int, slot: int, status: int, deadline: Deadline) -> Ready | None:
         """Lanes that were taken, with their notes; None when one was lost, and all must be waited for once more.
@@ -418,14 +338,16 @@ class Scheduler:
         """
         infos = {}
         if status & STATUS_NOTE:
-            notes = self._take_notes(ids, deadline)
+            notes = self._collector.take_notes(ids, deadline)
             if notes is None:
                 return None
             for worker, note in notes:
                 if note.error is not None:
                     # Its lanes are idle and must be reset, or are held; the others wait for the next recv.
                     lost = self._groups.of(note.lane)
-                    self._put_back(ids[~np.isin(ids, lost)], [one for one in notes if one[1].lane not in lost])
+                    self._collector.put_back(
+                        ids[~np.isin(ids, lost)], [one for one in notes if one[1].lane not in lost]
+                    )
                     if not self._give_up(note):
                         return None
                     hint = self._recovery.restarts.spent() if self._recovery.policy.restart else ""
@@ -434,8 +356,7 @@ class Scheduler:
         if status & STATUS_FINAL:
             self._add_finals(ids, slot, infos)
         if self._user_resets:
-            self._must_reset[ids] = self._frames.ended(ids)
-            self._some_must_reset = bool(self._must_reset.any())
+            self._note_must_reset(ids, self._frames.ended(ids))
         if self._replaces:
             self._recovery.delivered(ids, slot)
         return Ready(ids, first, slot, infos)
@@ -455,40 +376,8 @@ class Scheduler:
         lanes = self._groups.of(note.lane)
         if self._recovery.retry(lanes, note.error):
             return False
-        self._must_reset[lanes] = self._some_must_reset = True
+        self._note_must_reset(lanes, True)
         return True
-
-    def _take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]] | None:
-        """Read what lanes have in the side channel; at the deadline, all of them are pending again.
-
-        None when a worker has died meanwhile: all of them are pending again.
-        """
-        noted = ids[(self.table.status[self.table.slot[ids], ids] & STATUS_NOTE) != 0]
-        notes: list[tuple[Worker, Note]] = []
-        for lane in noted.tolist():
-            worker = self.table.worker_of(lane)
-            try:
-                with self._core:
-                    note = worker.take_note(lane, int(self.table.requested[lane]), deadline)
-            except Exception as error:
-                self._put_back(ids, notes)
-                if isinstance(error, StepTimeout | ConcurrentUse):
-                    raise
-                self.commands.report_death(worker, error)
-                return None
-            except BaseException:  # an interrupt
-                self._put_back(ids, notes)
-                raise
-            if note.objects:
-                self._frames.keep_objects(lane, note.objects)
-            notes.append((worker, note))
-        return notes
-
-    def _put_back(self, ids: Ids, notes: list[tuple[Worker, Note]]) -> None:
-        """Leave lanes that were taken, and their notes, for the next recv."""
-        self._busy.put_back(ids)
-        for worker, note in notes:
-            worker.keep_note(note)
 
     def start_call(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline = NEVER) -> Call:
         """Send a command to the envs' workers; `arguments` gives those for some rows of `ids`."""
@@ -503,35 +392,39 @@ class Scheduler:
         """Whether a step of all lanes would be refused until some were reset."""
         return self._some_must_reset
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """While lanes, none of which may be busy, are stepped by somebody else. If that fails, all must be reset."""
-        with self._core:
-            self._check_idle(self.table.all_ids)
-            self._check_reset(self.table.all_ids)
-            try:
-                yield
-            except BaseException:
-                self._must_reset[:] = self._some_must_reset = True
-                raise
+    def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
+        """Let the backend fill the record of a rollout without Python; False where it cannot.
 
-    def move_on(self) -> int:
-        """The frame that the lanes, all of which are idle, are in next: somebody else has their answers for it."""
-        self._aim(slice(None))
-        slot = (int(self.table.slot[0]) + 1) % self.table.frame_count
-        self.table.slot[:] = slot
-        return slot
+        No lane may be busy. If it fails, all lanes must be reset.
+        """
+        table, workers = self.table, self.table.workers
+        with self._core:
+            self._check_idle(table.all_ids)
+            self._check_reset(table.all_ids)
+            try:
+                if not workers.backend.roll_out(workers.inline, record, policy, params, rngs):
+                    return False
+            except BaseException:
+                self._note_must_reset(table.all_ids, True)
+                raise
+            self._aim(slice(None))
+            slot = (int(table.slot[0]) + 1) % table.frame_count
+            table.slot[:] = slot
+        for name, array in record.last_answers().items():
+            table.slab.array(name)[slot] = array
+        table.status[slot] = 0
+        return True
 
     # ---- snapshots -------------------------------------------------------------------------------------------
 
     def settle(self, deadline: Deadline) -> dict[int, Note]:
         """Wait until all lanes that are busy have answered, and leave the answers for recv: their notes, by lane."""
         while len(busy := self.pending):
-            self._collect(len(busy), busy if len(busy) < self.table.count else None, deadline)
-            notes = self._take_notes(busy, deadline)
+            self._collector.collect(len(busy), busy if len(busy) < self.table.count else None, deadline)
+            notes = self._collector.take_notes(busy, deadline)
             if notes is None:
                 continue
-            self._put_back(busy, notes)
+            self._collector.put_back(busy, notes)
             bad = [note.lane for _, note in notes if note.error is not None]
             if bad:
                 raise CannotSnapshot(f"envs {bad} have raised: recv, and reset them, before a snapshot", bad)
@@ -552,9 +445,8 @@ class Scheduler:
     def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
         """The counterpart of `facts`, for lanes that are all idle, and whose last answers are in this frame."""
         self.table.slot[:] = slot
-        self._must_reset[:] = False
-        self._must_reset[facts["must_reset"]] = True
-        self._some_must_reset = bool(self._must_reset.any())
+        self._note_must_reset(self.table.all_ids, False)
+        self._note_must_reset(facts["must_reset"], True)
         restarts = self._recovery.restarts
         restarts.seeds, restarts.counts = list(facts["seeds"]), list(facts["counts"])
         restarts.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
@@ -563,6 +455,11 @@ class Scheduler:
         for lane, note in notes.items():
             self.table.worker_of(lane).keep_note(note)
         self._busy.resume(np.array(facts["pending"], np.int64))
+
+    def _note_must_reset(self, ids: Any, must: Any) -> None:
+        """Note which of these lanes the user must reset before they are stepped."""
+        self._must_reset[ids] = must
+        self._some_must_reset = bool(self._must_reset.any())
 
     # ---- errors ----------------------------------------------------------------------------------------------
 
@@ -586,40 +483,3 @@ class Scheduler:
         """Wake whoever waits in another thread: the pool is being closed."""
         self.commands.over = why
         self._core.alarm()
-
-    def _attend(self, code: int, deadline: Deadline, began_ns: int) -> Ids:
-        """See why a wait has ended without an answer. Raises, unless it is to be gone on with, for these lanes."""
-        if code == native.IN_USE:
-            raise _concurrent()
-        if self.commands.over is not None:
-            raise self.commands.over
-        if code == native.COLLECT_ALARM:
-            self._core.heard()
-            self._recovery.news()
-            return self._late()
-        late = self._late()
-        if deadline.left == 0.0:
-            message = (
-                f"envs {late[:8].tolist()} did not answer within {deadline.seconds} s; they can be waited for again"
-            )
-            raise StepTimeout(message, late.tolist())
-        self._timeouts.speak(began_ns, late.tolist())
-        self._end_overdue(late)
-        return late
-
-    def _end_overdue(self, late: Ids) -> None:
-        """End the workers of envs that take too long. Raises where that cannot be done."""
-        seconds = self._timeouts.seconds or 0.0
-        stuck = [
-            (w, lane)
-            for w, lane in self._timeouts.overdue(self._busy.posted_among(late))
-            if not self._recovery.condemn(w, lane, seconds)
-        ]
-        if stuck:
-            ids = [one for worker, lane in stuck for one in ([lane] if lane is not None else worker.env_ids)]
-            message = f"envs {ids} take longer than step_timeout={seconds:g}; they can be waited for again"
-            raise StepTimeout(message, ids)
-
-
-def _concurrent() -> ShoalError:
-    return ConcurrentUse("another thread is using this pool: give each thread a pool of its own")
