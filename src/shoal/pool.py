@@ -41,9 +41,8 @@ class Pool:
         num_envs, batch_size: how many lanes there are, and how many of them `recv` waits for.
         single_observation_space, single_action_space: of one env, or of one of its lanes.
         observation_space, action_space: of all of them, batched as Gymnasium does.
-        autoreset: the mode.
+        autoreset, options: the mode, and all options as given.
         plan: the backend and the number of workers, and why.
-        options: as given.
         specs: the spaces once more, metadata, render mode and spec.
         lane_names: the names of the agents of one env, one for each of its lanes; None where lanes have no names.
         lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
@@ -86,12 +85,11 @@ class Pool:
     @property
     def why_closed(self) -> str:
         """The reason, "" while it is open."""
-        return "" if self._fault is None else str(self._fault)
+        return str(self._fault or "")
 
     @property
     def local_envs(self) -> list[Any]:
-        """The envs that live in the caller's process: all under serial, the caller's block under hybrid, and under a
-        batched backend the one that steps all lanes."""
+        """The envs in the caller's process: all under serial, its block under hybrid, a batched backend's one env."""
         return [] if self._workers.inline is None else self._workers.inline.envs
 
     @property
@@ -261,11 +259,7 @@ class Pool:
         return self.call(name, env_ids=env_ids)
 
     def apply(self, function: Callable[..., Any], *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """What `function(env, ...)` returns for each env, run where the env lives: for all that `call` cannot reach.
-
-        Raises:
-            EnvError, CallPending, WorkerDied: as `call` does.
-        """
+        """What `function(env, ...)` returns for each env, run where the env lives. Raises what `call` does."""
         return self._scheduler.commands.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
@@ -275,8 +269,7 @@ class Pool:
         each = list(values) if isinstance(values, list | tuple) else [values] * len(ids)
         if len(each) != len(ids):
             raise BadCall(f"set_attr: expected {len(ids)} values, one per env, found {len(each)}")
-        call = self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows]))
-        self._scheduler.commands.finish(call, NEVER)
+        self.finish_call(self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows])))
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """A frame of each env, as its render mode says."""
