@@ -85,7 +85,7 @@ class Shape:
 
     @property
     def user_resets(self) -> bool:
-        """Whether the user must reset each env whose episode is over. Only a team's env knows when that is so."""
+        """Whether the user must reset each env after its episode. A team's env knows itself when it is over."""
         return self.autoreset == "disabled" and not self.absences
 
 

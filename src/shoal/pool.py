@@ -175,8 +175,8 @@ class Pool:
                 "random".
             params: arrays that a `shoal.compiled.policy` gets.
             seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
-            out: an earlier rollout of as many steps, whose arrays are written again, and which is returned: fresh
-                memory costs more than quick envs take to fill it.
+            out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned:
+                fresh memory costs more than quick envs take to fill it.
 
         Raises:
             EnvError: an env raised; under backend="compiled" all must be reset then.

@@ -19,7 +19,7 @@ _tickets = itertools.count(1)
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `count` lanes into contiguous blocks whose sizes differ by at most one: (start, stop) for each."""
+    """Cut `count` lanes into contiguous blocks of nearly equal size: (start, stop) for each."""
     size, rest = divmod(count, parts)
     starts = [i * size + min(i, rest) for i in range(parts + 1)]
     return list(itertools.pairwise(starts))
@@ -161,7 +161,7 @@ class Worker(ABC):
         return self._replies.pop(ticket).values
 
     def take_note(self, lane: int, sequence: int, deadline: Deadline) -> Note:
-        """The note of a lane's answer. A note of an older answer that nobody took is dropped."""
+        """The note of a lane's answer. A note of an older answer that was not taken is dropped."""
         while True:
             note = self._notes.get(lane)
             if note is not None and note.sequence == sequence:
@@ -178,7 +178,7 @@ class Worker(ABC):
         return note is not None and note.sequence == sequence and note.error is None
 
     def inherit(self, other: Worker) -> None:
-        """Take over what another worker of this block had said, and nobody has taken yet."""
+        """Take over the notes of another worker of this block that were not taken yet."""
         self._notes = other._notes
 
     def _file(self, message: Any) -> None:

@@ -49,12 +49,12 @@ class InlineWorker(Worker):
 
     @property
     def stepper(self) -> Any:
-        """Who steps the envs; None before it is attached and after it was closed."""
+        """What steps the envs; None before it is attached and after it was closed."""
         return self._stepper
 
     @property
     def kernel(self) -> Any:
-        """Who steps all lanes in one call of the core, if anybody does."""
+        """What steps all lanes in one call of the core; None where they are stepped one by one."""
         return getattr(self._stepper, "kernel", None)
 
     def launch(self) -> None:

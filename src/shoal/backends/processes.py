@@ -55,7 +55,7 @@ class ProcessWorker(Worker):
         self._start_method = start_method
         self._process: process.BaseProcess | None = None
         self._pid: int | None = None
-        self._self: processes.Process | None = None  # who it is, whoever may get its pid later
+        self._self: processes.Process | None = None  # tells it from a later process of the same pid
         self._pidfd = -1
         self._descendants: list[processes.Process] = []  # its descendants when we ended it
         self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), 0
@@ -117,7 +117,7 @@ class ProcessWorker(Worker):
 
     @property
     def family(self) -> tuple[str, processes.Process] | None:
-        """By what its descendants are known: their mark, and who their head was."""
+        """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
     def built(self, deadline: Deadline) -> BlockSummary:
@@ -156,7 +156,7 @@ class ProcessWorker(Worker):
     def send(self, *message: Any) -> None:
         data = cloudpickle.dumps(message)
         with self._untorn():
-            # Told before it is sent: a message that is larger than the channel goes only while somebody reads.
+            # Told before it is sent: a message that is larger than the channel goes only while the worker reads.
             self._mail[0] += 1
             self._wake()
             self._connection.send_bytes(data)
@@ -180,7 +180,7 @@ class ProcessWorker(Worker):
         self.torn = False
 
     def cut(self) -> WorkerDied:
-        """Why nobody can talk to it any more."""
+        """The error for a channel that can no longer be used."""
         message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
         return WorkerDied(message, self.index, self.pid, None, self.env_ids)
 

@@ -134,10 +134,10 @@ def main(connection: Connection, assignment: bytes, inherited: list[int], crash_
     faulthandler.enable(file=crash_log.fd)
     if STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, file=crash_log.fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who closes us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which then closes this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
-    # When the caller is gone, or has closed us, there is nobody to tell.
+    # An error in the channel means that the caller is gone, or has closed it: there is nothing left to say.
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             _work(connection, cloudpickle.loads(assignment))

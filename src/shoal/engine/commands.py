@@ -80,7 +80,7 @@ class Commands:
         return [value for _, value in call.results]
 
     def command(self, ids: Ids, name: str, arguments: Arguments, deadline: Deadline) -> list[Any]:
-        """Send a command, also to lanes whose answers wait to be received: the results, errors among them."""
+        """Send a command, also to lanes with answers that wait to be received: the results, errors among them."""
         call = self.start(ids, name, arguments, deadline)
         self._fetch(call, deadline)
         return [value for _, value in call.results]

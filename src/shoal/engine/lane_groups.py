@@ -58,7 +58,7 @@ class LaneGroups:
         self._resets_alone = all(lanes.resets_alone for lanes in groups) and not replaces
 
     def last_of(self, lane: int) -> int:
-        """The lane whose answer says that all of the group have answered."""
+        """The last lane of the group: once it has answered, all of them have."""
         return int(self.leader[lane]) if self.some else lane
 
     def of(self, lane: int) -> Ids:

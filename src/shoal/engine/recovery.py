@@ -1,9 +1,9 @@
-"""Keeps a pool going while envs and workers are lost and replaced: who is lost, who is away, which requests must wait.
+"""Keeps a pool going while envs and workers are lost and replaced.
 
-A lane whose env was lost is `due`: its next request becomes an order to its new env (messages.Order), whose answer
-reports the loss once. A request that cannot be posted now, because its worker is being replaced or must rest, is held.
-Nobody else than the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: what
-was asked of the old worker can never be answered by it any more, and is asked of the new one under a new number.
+A lane is **due** when its env was lost: its next request becomes an order to its new env (messages.Order), and the
+answer reports the loss once. A request is **held** when it cannot be posted now, because its worker is being replaced
+or must rest. Only the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: the
+old worker can no longer answer what it was asked, and the new one is asked under a new number.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Recovery:
                 self.restarts.seeds[lane] = seed
 
     def next_release_ns(self) -> int | None:
-        """When something that is held may be posted at the latest; None for "when it is cried out"."""
+        """When something that is held may be posted at the latest; None where the pool will be woken."""
         if self._recycling.leaving:
             return time.monotonic_ns() + 5_000_000
         times = [held.not_before_ns for lane, held in self._busy.held.items() if not self._is_away(lane)]
@@ -191,7 +191,7 @@ class Recovery:
         return set(self._seen_slot[ids].tobytes()) - {NEVER_SEEN}
 
     def realigned(self, slot: int) -> None:
-        """All lanes' last answers are in this frame now; what nobody has seen stays unseen."""
+        """All lanes' last answers are in this frame now; answers that the caller has not seen stay unseen."""
         self._seen_slot[self._seen_slot != NEVER_SEEN] = slot
 
     def resumed(self, slot: int) -> None:

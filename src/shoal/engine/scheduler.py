@@ -443,7 +443,7 @@ class Scheduler:
         }
 
     def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
-        """The counterpart of `facts`, for lanes that are all idle, and whose last answers are in this frame."""
+        """The counterpart of `facts`, for lanes that are all idle, with their last answers in this frame."""
         self.table.slot[:] = slot
         self._note_must_reset(self.table.all_ids, False)
         self._note_must_reset(facts["must_reset"], True)
@@ -480,6 +480,6 @@ class Scheduler:
         return CallPending(f"envs {busy} have an earlier send whose results were not received: recv them first")
 
     def end(self, why: ShoalError) -> None:
-        """Wake whoever waits in another thread: the pool is being closed."""
+        """Wake a thread that waits for answers: the pool is being closed."""
         self.commands.over = why
         self._core.alarm()

@@ -18,7 +18,7 @@ class SchedulerSettings:
     Attributes:
         action_leaves: those of the action space.
         check_boxes: whether Box actions must be within their bounds.
-        user_resets: whether envs whose episode is over must be reset by the user before they are stepped.
+        user_resets: whether the user must reset an env after its episode, before it is stepped.
         fifo: whether lanes are received strictly in the order in which they were sent.
         window: 0, or how many neighbours are always received together.
         spin_ns: how long a wait spins before it sleeps.

@@ -1,4 +1,4 @@
-"""When a wait must look around: for envs that take longer than they may, and to tell whoever waits in the dark."""
+"""When a wait must look around: for envs that take longer than they may, and to warn of a wait that takes long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Timeouts:
         self.patience_ns = PATIENCE_NS if self._timeout_ns is None else self._timeout_ns
 
     def is_time(self, now_ns: int) -> bool:
-        """Whether to look for overdue envs although nobody waits long: where others are always ready, nobody would."""
+        """Whether to look for overdue envs now. Where other envs are always ready, no wait is long enough to look."""
         if self._timeout_ns is None or now_ns < self._next_round_ns:
             return False
         self._next_round_ns = now_ns + self._timeout_ns // 4
@@ -50,12 +50,12 @@ class Timeouts:
         """When to look next in a wait, on the monotonic clock; -1 for never.
 
         Args:
-            late: the lanes that have not answered; None when the wait has only begun, and nobody has looked yet.
+            late: the lanes that have not answered; None when the wait has only begun.
         """
         if self._timeout_ns is None:
             return began_ns + PATIENCE_NS if deadline.at_ns < 0 and not self._warned else deadline.at_ns
         now = time.monotonic_ns()
-        looks = [now + self._timeout_ns]  # also where nobody is at work yet
+        looks = [now + self._timeout_ns]  # also where no worker has begun yet
         if late is not None:
             self._observe(late)
             looks += [since + self._timeout_ns for _, since in self._seen.values()]

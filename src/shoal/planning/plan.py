@@ -259,7 +259,7 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
     share = batch_size / count
     if backend == "serial":
         return CALLER + batch_size * (measured.mean + LANE)
-    # With a partial batch nobody waits for the slowest: all workers are busy all the time.
+    # With a partial batch no worker waits for the slowest: all are busy all the time.
     even = measured.mean * batch_size / workers
     block = even if batch_size < count else _slowest_block(measured, workers, count)
     turns = workers * share
@@ -275,7 +275,7 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
 def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
     """How long the slowest of the workers takes for its block, drawn from the measured steps.
 
-    The mean says little about envs that sometimes take long: everybody waits for the longest.
+    The mean says little about envs that sometimes take long, because the batch waits for the longest.
     """
     size = -(-count // workers)
     rng = np.random.default_rng(0)
