@@ -31,6 +31,7 @@ from shoal.envs.batched import BATCHED, batched_env_fn, build_batched, can_be_co
 from shoal.envs.functions import as_env_fns
 from shoal.errors import BadCall, CannotSnapshot, EnvError, PoolClosed, ShoalError, WrongProcess
 from shoal.memory.answers import Frames, Ready, frames_to_lend
+from shoal.memory.copies import own_copy
 from shoal.memory.messages import StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Layout, Slab
@@ -53,7 +54,6 @@ from shoal.support.checks import (
     whole_number,
 )
 from shoal.support.deadline import NEVER, Deadline
-from shoal.worker.single import own_copy
 
 __all__ = ["Pool", "refuse_unknown_options"]
 

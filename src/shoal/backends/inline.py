@@ -13,8 +13,9 @@ from shoal.errors import NothingPending
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.grouped import make_stepper
-from shoal.worker.single import BuildError, build_envs, close_envs
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs
+from shoal.worker.make import make_stepper
 
 __all__ = ["InlineWorker", "SilentBell"]
 
@@ -79,10 +80,9 @@ class InlineWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._stepper = make_stepper(
-            slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
-            pool_bell, self.bell, same_process=True, interrupts=self._interrupts,
-        )  # fmt: skip
+        block = EnvBlock(slab, self.index, self.start, self._envs, self._env_fns, config)
+        post, no_mail, interrupts = self._outbox.append, lambda: None, self._interrupts
+        self._stepper = make_stepper(block, WorkerChannel(post, no_mail, pool_bell, self.bell, True, interrupts))
         self.run = self._stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:

@@ -16,8 +16,9 @@ from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.grouped import make_stepper
-from shoal.worker.single import BuildError, build_envs, close_envs
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs
+from shoal.worker.make import make_stepper
 
 __all__ = ["EventBell", "ThreadWorker"]
 
@@ -142,10 +143,9 @@ class ThreadWorker(Worker):
             return
         slab, config, pool_bell = attachment
         try:
-            self._stepper = make_stepper(
-                slab, self.index, self.start, envs, self._env_fns, config, self._outbox.put, self._read_mail, pool_bell,
-                self._bell, same_process=True,
-            )  # fmt: skip
+            block = EnvBlock(slab, self.index, self.start, envs, self._env_fns, config)
+            channel = WorkerChannel(self._outbox.put, self._read_mail, pool_bell, self._bell, same_process=True)
+            self._stepper = make_stepper(block, channel)
         except BaseException as error:
             close_envs(envs, self.start)
             self._outbox.put(error)

@@ -25,7 +25,7 @@ from shoal.memory.slab import Slab
 from shoal.remote.dispatcher import REMOTE, Dispatcher, RemoteWorker, Transport, pack_assignment
 from shoal.support import processes
 from shoal.support.deadline import Deadline
-from shoal.worker.single import refuse_shared
+from shoal.worker.building import refuse_shared
 
 __all__ = ["BACKENDS", "Replacement", "Workers"]
 

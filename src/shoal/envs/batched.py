@@ -1,6 +1,6 @@
 """Envs that step any rows of a batch at once, such as those on a device, as one group of lanes.
 
-Autoreset is done here, so that such envs behave like all others.
+`RowsEnv` adds autoreset to them, so that they behave like all other envs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from shoal.envs.autoreset import Episodes
 from shoal.envs.group import Answers, Infos
 from shoal.spaces.leaves import assemble, flatten, get_path
 
 __all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "build_batched", "can_be_compiled"]
 
-# Who makes the envs of such a backend: a function (env, num_envs, env_kwargs), or, of threads that the
-# caller may number, (env, num_envs, env_kwargs, num_workers). Imported when asked for: each needs a framework.
+# For each backend of this kind, the function that makes its envs: (env, num_envs, env_kwargs), and for the backend with
+# threads also num_workers. The modules are imported when they are needed, because each needs a framework.
 BATCHED = {
     "jax": ("shoal.graph.jax.pool_envs", "make_envs"),
     "compiled": ("shoal.compiled.pool_envs", "make_envs"),
@@ -35,10 +36,11 @@ ENDED = "shoal_ended"  # among the saved arrays
 
 
 class BatchedEnv(Protocol):
-    """Many envs in one object. Arrays have one row for each; rows where a mask is False stay as they are.
+    """Many envs in one object. Arrays have one row for each env; rows where a mask is False stay as they are.
 
-    May have a `group_size`: so many neighbouring rows are the agents of one env, and are asked together; and `fields`,
-    names of attributes that each row has for itself, with `get_rows(name, rows)` and `set_rows(name, rows, values)`.
+    It may have a `group_size`: so many neighbouring rows are the agents of one env, and are asked together. It may have
+    `fields`: names of attributes of which each row has its own, with `get_rows(name, rows)` and
+    `set_rows(name, rows, values)`.
     """
 
     num_envs: int
@@ -50,8 +52,8 @@ class BatchedEnv(Protocol):
         ...
 
     def step(self, mask: Mask, actions: Any) -> tuple[Any, Array, Array, Array]:
-        """Step where the mask is True: observations, rewards, terminated, truncated, valid in those rows. Never resets
-        by itself."""
+        """Step where the mask is True: observations, rewards, terminated, truncated, valid in those rows. It never
+        resets an env."""
         ...
 
     def save(self) -> dict[str, Array]:
@@ -63,21 +65,21 @@ class BatchedEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 def batched_env_fn(
     backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
 ) -> Callable[[], Any]:
-    """What makes the one env that steps all lanes."""
+    """Return a function that makes the one env that steps all lanes."""
     module, name = BATCHED[backend]
     make = getattr(importlib.import_module(module), name)
     if backend == "cuda":
         importlib.import_module("shoal.compiled.cuda.build").check()
     if backend != "compiled":
         return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
-    # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
+    # The class is compiled now, so that the caller gets the errors in it.
     envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
     return lambda: envs
 
@@ -85,7 +87,7 @@ def batched_env_fn(
 def build_batched(
     backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
 ) -> Any:
-    """The same, made: for whoever is sent somewhere else to make it."""
+    """Make that env. Another process or machine calls this."""
     return batched_env_fn(backend, env, num_envs, env_kwargs, num_workers)()
 
 
@@ -94,12 +96,12 @@ def _make_rows(make: Callable[..., BatchedEnv], *args: Any) -> RowsEnv:
 
 
 def can_be_compiled(env: Any) -> bool:
-    """Whether this is a class for backend="compiled"."""
+    """Tell whether this is a class for backend="compiled"."""
     return isinstance(env, type) and hasattr(env, "__shoal_kernel__")
 
 
 def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
-    """The backend for such a class where the caller has named none, and why."""
+    """Choose the backend for such a class if the caller has named none, and say why."""
     missing = env.__shoal_missing__()
     if not missing:
         return "compiled", "the class can be compiled"
@@ -109,7 +111,7 @@ def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
 
 
 class RowsEnv:
-    """A BatchedEnv as a GroupEnv whose lanes may be stepped and reset one by one."""
+    """A BatchedEnv as a GroupEnv; its lanes may be stepped and reset one by one."""
 
     can_be_absent = False
 
@@ -121,13 +123,12 @@ class RowsEnv:
         self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
         self._leaves = flatten(env.single_observation_space)
         self._action_leaves = flatten(env.single_action_space)
-        self._ended = np.zeros(self.num_lanes, np.bool_)
-        self._mode = "next_step"
-        self.reset_ns = 0  # what resets have taken, since somebody asked
+        self._episodes = Episodes(self.num_lanes)
+        self.reset_ns = 0  # the time that resets have taken; the stepper counts it and sets it back
 
     def use(self, autoreset: str) -> None:
-        """Any mode will do."""
-        self._mode = autoreset
+        """See GroupEnv."""
+        self._episodes.use(autoreset)
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
         """See GroupEnv."""
@@ -138,27 +139,16 @@ class RowsEnv:
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
         """See GroupEnv."""
-        due = self._ended[rows] if self._mode == "next_step" else np.zeros(len(rows), np.bool_)
-        if due.any():
-            self._begin(rows[due], [None] * int(due.sum()), out, due)
-        at = ~due
-        if at.any():
-            self._step(rows[at], self._spread(rows, actions), out, at)
-        return None
 
-    def _step(self, rows: Array, actions: Any, out: Answers, at: Mask) -> None:
-        obs, *results = self.env.step(self._mask(rows), actions)
-        out.reward[at], out.terminated[at], out.truncated[at] = (np.asarray(result)[rows] for result in results)
-        over = at & (out.terminated | out.truncated)
-        self._write(out.obs, at, obs, rows)
-        if self._mode == "same_step":
-            if over.any():
-                ended = rows[over[at]]
-                self._write(out.final, over, obs, ended)
-                out.has_final[over] = True
-                self._begin(ended, [None] * len(ended), out, over)
-        else:
-            self._ended[rows] = over[at]
+        def step(some: Array, at: Mask) -> None:
+            obs, *results = self.env.step(self._mask(some), self._spread(rows, actions))
+            out.reward[at], out.terminated[at], out.truncated[at] = (np.asarray(result)[some] for result in results)
+            self._write(out.obs, at, obs, some)
+
+        def begin(some: Array, at: Mask) -> None:
+            self._begin(some, [None] * len(some), out, at)
+
+        return self._episodes.step(rows, out, step, begin)
 
     def _begin(self, rows: Array, seeds: Sequence[int | None], out: Answers, at: Any) -> None:
         began_ns = time.monotonic_ns()
@@ -167,15 +157,14 @@ class RowsEnv:
             given[row] = seed
         self._write(out.obs, at, self.env.reset(self._mask(rows), given), rows)
         self.reset_ns += time.monotonic_ns() - began_ns
-        out.began[at] = True
-        self._ended[rows] = False
+        self._episodes.begun(rows, out, at)
 
     def _write(self, targets: Sequence[Array], at: Any, obs: Any, rows: Array) -> None:
         for leaf, target in zip(self._leaves, targets, strict=True):
             target[at] = np.asarray(get_path(obs, leaf.path))[rows]
 
     def _spread(self, rows: Array, actions: Any) -> Any:
-        """A batch of actions for all rows, from those of some."""
+        """Spread the actions of some rows over a batch of all rows."""
         if len(rows) == self.num_lanes:
             return actions
         whole = []
@@ -190,8 +179,8 @@ class RowsEnv:
         return mask
 
     def save_rows(self, rows: Sequence[int]) -> list[dict[str, Array]]:
-        """The states of these lanes, each on its own."""
-        saved = {**self.env.save(), ENDED: self._ended}
+        """Return the states of these lanes, one for each."""
+        saved = {**self.env.save(), ENDED: self._episodes.ended}
         return [{name: np.array(array[row]) for name, array in saved.items()} for row in rows]
 
     def load_rows(self, rows: Sequence[int], states: Sequence[dict[str, Array]]) -> None:
@@ -202,7 +191,7 @@ class RowsEnv:
             parts = np.stack([state[name] for state in states])
             whole[name] = np.zeros((self.num_lanes, *parts.shape[1:]), parts.dtype)
             whole[name][at] = parts
-        self._ended[at] = whole.pop(ENDED)[at]
+        self._episodes.ended[at] = whole.pop(ENDED)[at]
         self.env.load(whole, self._mask(at))
 
     def close(self) -> None:
