@@ -11,7 +11,7 @@ begins an episode, and under same_step at the step that ends one. Return and len
 under same_step they are those of the episode that has just ended; an answer that only begins an episode has zeros.
 
 The C core (`native/step_block.h`, `native/twin.py`), kernels (`compiled/template.py`, `compiled/cuda/source.py`) and
-JAX (`graph/jax/functional.py`) have their own forms. `tests/envs/test_autoreset.py` compares all of them with one table.
+JAX (`graph/jax/functional.py`) have their own forms. `tests/envs/test_autoreset.py` compares all with one table.
 """
 
 from __future__ import annotations
