@@ -12,8 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from shoal.compiled.env import Definition, Env, define
 from shoal.compiled.random import begin_stream
-from shoal.envs.autoreset import Episodes
-from shoal.envs.group import Answers, Infos
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv
 from shoal.spaces.leaves import assemble, get_path
 
@@ -144,21 +143,13 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         self._seed, self._episode, self._steps = saved["seed"], saved["episode"], saved["steps"]
 
 
-class PlainGroup:
+class PlainGroup(GroupAdapter):
     """An env with several agents, one lane each."""
-
-    together, resets_alone, can_be_absent = True, False, False
 
     def __init__(self, env: PlainEnv):
         definition = env.definition
-        self.env, self.num_lanes = env, definition.num_agents
-        self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
+        super().__init__(env, definition.num_agents, definition.observation_space, definition.action_space)
         self.lane_names = list(range(self.num_lanes))
-        self._episodes = Episodes(self.num_lanes)
-
-    def use(self, autoreset: str) -> None:
-        """See GroupEnv."""
-        self._episodes.use(autoreset)
 
     def reset(self, rows: Any, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
         """See GroupEnv. The seed of an env is that of its first agent."""
@@ -180,7 +171,7 @@ class PlainGroup:
         self._episodes.begun(slice(None), out)
 
     def _write(self, targets: Sequence[Any], obs: Any) -> None:
-        for leaf, target in zip(self.env.definition.obs_leaves, targets, strict=True):
+        for leaf, target in zip(self._leaves, targets, strict=True):
             target[:] = get_path(obs, leaf.path)
 
     def get_state(self) -> dict[str, Any]:
@@ -191,6 +182,3 @@ class PlainGroup:
         """The counterpart of `get_state`."""
         self.env.set_state(saved)
         self._episodes.ended[:] = saved["ended"]
-
-    def close(self) -> None:
-        """See GroupEnv."""

@@ -68,6 +68,7 @@ class CompiledEnvs:
         self.lane_names = list(range(self.group_size)) if self.together else None
         self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
         self.states = definition.new_states(num_envs).view(np.recarray)
+        self.fields = (*(definition.dtype.names or ()), "state")  # what each env has for itself
         self._bytes = np.asarray(self.states).view(np.uint8).reshape(num_envs, -1)
         self.seeds = np.frombuffer(secrets.token_bytes(8 * num_envs), np.uint64).copy()
         self.episodes = np.full(num_envs, -1, np.int64)
@@ -92,6 +93,17 @@ class CompiledEnvs:
         from shoal.compiled.worker import KernelStepper
 
         return KernelStepper(*args)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of the class that the lanes share."""
+        if not hasattr(self.definition.env, name):
+            raise AttributeError(f"{self.definition.name} has no attribute {name!r}")
+        return getattr(self.definition.env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Refuse to set anything but fields."""
+        fields = ", ".join(self.fields[:-1])
+        raise AttributeError(f"{self.definition.name} has no field {name!r} to set: its fields are {fields}")
 
     # ---- rows: each lane is one row; the agents of an env share its state --------------------------------------
 

@@ -164,23 +164,6 @@ class KernelStepper(Stepper):
         self.flush()
         return count
 
-    # ---- hooks: see Stepper ------------------------------------------------------------------------------------
-
-    def _get_attribute(self, env: Any, name: str) -> Any:
-        if not hasattr(self._definition.env, name):
-            raise AttributeError(f"{self._definition.name} has no attribute {name!r}")
-        return getattr(self._definition.env, name)
-
-    def _set_attribute(self, env: Any, name: str, value: Any) -> None:
-        fields = ", ".join(self._definition.dtype.names or ())
-        raise AttributeError(f"{self._definition.name} has no field {name!r} to set: its fields are {fields}")
-
-    def _fields(self, env: Any) -> tuple[str, ...]:
-        return (*(self._definition.dtype.names or ()), "state")
-
-    def _has_rows(self, env: Any) -> bool:
-        return True
-
     def _on_reset(self, asked: Sequence[tuple[int, int | None, dict[str, Any] | None]]) -> None:
         # The seed of an env is that of its first lane. The requests of the lanes, which follow, carry it out.
         for lane, seed, _ in asked:

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.envs.autoreset import Episodes
-from shoal.envs.group import Answers, Infos
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.spaces.leaves import assemble, flatten, get_path
 
 __all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "build_batched", "can_be_compiled"]
@@ -110,25 +109,16 @@ def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
     return "auto", reason
 
 
-class RowsEnv:
+class RowsEnv(GroupAdapter):
     """A BatchedEnv as a GroupEnv; its lanes may be stepped and reset one by one."""
 
-    can_be_absent = False
-
     def __init__(self, env: BatchedEnv):
-        self.env, self.num_lanes = env, env.num_envs
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
         self.group_size = getattr(env, "group_size", 1)
         self.together, self.resets_alone = self.group_size > 1, self.group_size == 1
         self.lane_names = list(range(self.group_size)) if self.together else None
-        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
-        self._leaves = flatten(env.single_observation_space)
         self._action_leaves = flatten(env.single_action_space)
-        self._episodes = Episodes(self.num_lanes)
         self.reset_ns = 0  # the time that resets have taken; the stepper counts it and sets it back
-
-    def use(self, autoreset: str) -> None:
-        """See GroupEnv."""
-        self._episodes.use(autoreset)
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
         """See GroupEnv."""
@@ -193,7 +183,3 @@ class RowsEnv:
             whole[name][at] = parts
         self._episodes.ended[at] = whole.pop(ENDED)[at]
         self.env.load(whole, self._mask(at))
-
-    def close(self) -> None:
-        """See GroupEnv."""
-        self.env.close()

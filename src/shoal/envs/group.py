@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.envs.autoreset import MODES, Infos
+from shoal.envs.autoreset import MODES, Episodes, Infos
+from shoal.spaces.leaves import flatten
 
-__all__ = ["MODES", "Answers", "GroupEnv", "Infos", "is_group"]
+__all__ = ["MODES", "Answers", "GroupAdapter", "GroupEnv", "Infos", "is_group"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
@@ -120,3 +121,30 @@ class GroupEnv(Protocol):
 def is_group(env: Any) -> bool:
     """Tell whether an env implements this protocol."""
     return isinstance(getattr(env, "num_lanes", None), int) and hasattr(env, "use")
+
+
+class GroupAdapter:
+    """What the adapters of this package have in common: facts about their lanes, and autoreset by `Episodes`.
+
+    Attributes:
+        env: the env that is adapted.
+    """
+
+    lane_names: Any = None
+    together, resets_alone, can_be_absent = True, False, False
+    modes: Sequence[str] = MODES
+
+    def __init__(self, env: Any, lanes: int, observation_space: Space[Any], action_space: Space[Any]):
+        self.env, self.num_lanes = env, int(lanes)
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self._leaves = flatten(observation_space)
+        self._episodes = Episodes(self.num_lanes, self.modes[0])
+
+    def use(self, autoreset: str) -> None:
+        """See GroupEnv."""
+        self._episodes.use(autoreset)
+
+    def close(self) -> None:
+        """See GroupEnv."""
+        if hasattr(self.env, "close"):
+            self.env.close()

@@ -12,8 +12,8 @@ from typing import Any
 import numpy.typing as npt
 
 from shoal import native
-from shoal.envs.autoreset import RULES, keep_finals, with_final_info
-from shoal.envs.group import Answers, Infos
+from shoal.envs.autoreset import keep_finals, with_final_info
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, ResetNeeded
 from shoal.memory.copies import own_copy
 from shoal.spaces.leaves import get_path
@@ -57,7 +57,7 @@ def parallel_from_aec(env: Any) -> Any:
     return conversions.turn_based_aec_to_parallel(env)
 
 
-class ParallelLanes:
+class ParallelLanes(GroupAdapter):
     """A parallel env as a GroupEnv: lane i is `possible_agents[i]`.
 
     A lane is present while its agent has an observation. The step in which an agent ends has its last observation
@@ -69,6 +69,7 @@ class ParallelLanes:
         env: a parallel env, or an AEC env, which is converted.
 
     Attributes:
+        env: the env as it was given.
         observations, actions: the spaces that all agents share, and how the agents' own values lie in them.
         agent_spaces: (observation space, action space) of each agent.
 
@@ -76,41 +77,28 @@ class ParallelLanes:
         BadEnv: it has no possible agents, or their spaces cannot be brought together.
     """
 
-    together = True
     can_be_absent = True
 
     def __init__(self, env: Any):
-        self._env = env
         self._parallel = parallel_from_aec(env) if is_aec_env(env) else env
         self.lane_names = names = _possible_agents(self._parallel)
-        self.num_lanes = len(names)
         self.observations = SharedSpace("observation", names, [self._parallel.observation_space(n) for n in names])
         self.actions = SharedSpace("action", names, [self._parallel.action_space(n) for n in names])
-        self.single_observation_space, self.single_action_space = self.observations.space, self.actions.space
+        super().__init__(env, len(names), self.observations.space, self.actions.space)
         own = zip(self.observations.own, self.actions.own, strict=True)
         self.agent_spaces = dict(zip(names, own, strict=True))
         self._paths = tuple(leaf.path for leaf in self.observations.leaves)
         leaf = self.actions.leaves[0] if len(self.actions.leaves) == 1 and self.actions.same else None
         self._one_array_of_actions = leaf is not None and not leaf.path
         self._copies_actions = leaf is not None and bool(leaf.shape)
-        self._rule = RULES["next_step"]
         self._over = True  # no agent is left, or no episode has begun yet
         self._live = [False] * self.num_lanes
         self._unseen: set[int] = set()  # lanes that are live and have had no observation yet
         self._owed: dict[int, float] = {}  # rewards that came without an observation
         self._list_live_agents()
 
-    @property
-    def env(self) -> Any:
-        """The env as it was given."""
-        return self._env
-
-    def use(self, autoreset: str) -> None:
-        """See GroupEnv. The rules hold for the team: it begins an episode as a whole."""
-        self._rule = RULES[autoreset]
-
     def close(self) -> None:
-        """Close the env, if it can be."""
+        """See GroupEnv."""
         if hasattr(self._parallel, "close"):
             self._parallel.close()
 
@@ -144,7 +132,7 @@ class ParallelLanes:
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
         """Step all lanes, with the actions of the agents that live."""
         if self._over:
-            if self._rule.user_resets:
+            if self._episodes.rule.user_resets:
                 raise ResetNeeded("all agents' episodes are over, or none has begun: reset the env before a step")
             return self._begin(out, {})
         result = self._parallel.step(self._own_actions(actions))
@@ -157,7 +145,7 @@ class ParallelLanes:
             ) from None
         if not self._step_steadily(observations, rewards, terminated, truncated, out):
             ended = self._step_one_by_one(observations, rewards, terminated, truncated, out)
-            if ended and self._rule.resets_at_once:
+            if ended and self._episodes.rule.resets_at_once:
                 return self._finish(ended, infos, out)
         return self._infos(infos) if any(infos.values()) else None
 
@@ -186,12 +174,7 @@ class ParallelLanes:
         return written
 
     def _step_one_by_one(
-        self,
-        observations: Mapping[Any, Any],
-        rewards: Mapping[Any, Any],
-        terminated: Mapping[Any, Any],
-        truncated: Mapping[Any, Any],
-        out: Answers,
+        self, observations: Any, rewards: Any, terminated: Any, truncated: Any, out: Answers
     ) -> list[int]:
         """Answer any step, note the agents that come and leave, and return the lanes that have ended."""
         agents, ended = set(self._parallel.agents), []

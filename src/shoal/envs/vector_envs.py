@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from shoal.envs.autoreset import Episodes
-from shoal.envs.group import Answers, Infos
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, BadObservation
-from shoal.spaces.leaves import Leaf, flatten, get_path
+from shoal.spaces.leaves import Leaf, get_path
 
 __all__ = ["EnvPoolLanes", "PufferLanes", "VectorLanes", "as_lanes"]
 
@@ -46,26 +44,8 @@ def as_lanes(env: Any) -> Any:
     return None
 
 
-class _Lanes:
-    """What these adapters have in common: all rows are stepped at once, and observations are copied into the batch.
-
-    Attributes:
-        env: the batch itself.
-    """
-
-    lane_names = None
-    together, resets_alone, can_be_absent = True, False, False
-    modes: Sequence[str]
-
-    def __init__(self, env: Any, count: int, observation_space: Space[Any], action_space: Space[Any]):
-        self.env, self.num_lanes = env, int(count)
-        self.single_observation_space, self.single_action_space = observation_space, action_space
-        self._leaves = flatten(observation_space)
-        self._episodes = Episodes(self.num_lanes, self.modes[0])
-
-    def use(self, autoreset: str) -> None:
-        """See GroupEnv."""
-        self._episodes.use(autoreset)
+class _Lanes(GroupAdapter):
+    """What these adapters have in common: all rows are stepped at once, and observations are copied into the batch."""
 
     def _begin_all(self, obs: Any, out: Answers) -> None:
         self._write(out.obs, obs)
@@ -80,11 +60,6 @@ class _Lanes:
     def _write(self, targets: Sequence[Array], obs: Any) -> None:
         for leaf, target in zip(self._leaves, targets, strict=True):
             target[:] = _checked(leaf, get_path(obs, leaf.path), self.num_lanes)
-
-    def close(self) -> None:
-        """See GroupEnv."""
-        if hasattr(self.env, "close"):
-            self.env.close()
 
 
 def _checked(leaf: Leaf, value: Any, count: int) -> Array:
@@ -169,13 +144,13 @@ class EnvPoolLanes(_Lanes):
         """See GroupEnv. An EnvPool gets its seeds when it is made, and not here."""
         obs, infos = self.env.reset()
         self._begin_all(obs, out)
-        return _columns(infos, self.num_lanes)
+        return _columns(infos, rows)
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
         """See GroupEnv."""
         infos = self._step_all(actions, out)
         self._episodes.note(out)
-        return _columns(infos, self.num_lanes)
+        return _columns(infos, rows)
 
 
 class PufferLanes(_Lanes):
@@ -273,11 +248,8 @@ def _cell(column: Any, row: int) -> Any:
     return column[row]
 
 
-def _columns(infos: Mapping[str, Any], count: int) -> Infos:
+def _columns(infos: Mapping[str, Any], rows: Array) -> Infos:
     """Split an EnvPool's infos, in which each name has a column, into a dict for each row, without the ids of envs."""
-    kept = {
-        name: column
-        for name, column in infos.items()
-        if name not in ("env_id", "players", "elapsed_step") and np.ndim(column) and len(column) == count
-    }
-    return [{name: column[row] for name, column in kept.items()} for row in range(count)] if kept else None
+    ids = ("env_id", "players", "elapsed_step")
+    kept = {name: value for name, value in infos.items() if name not in ids and np.ndim(value)}
+    return _by_lane({name: column for name, column in kept.items() if len(column) == len(rows)}, rows)

@@ -29,7 +29,7 @@ from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.spaces.leaves import flatten
 from shoal.state.env_state import EnvState, load_env, save_env
-from shoal.worker.building import close_envs, lanes_and_spaces
+from shoal.worker.building import close_envs, lanes_and_spaces, target_of
 
 __all__ = ["EnvBlock", "EnvPlace", "Stepper", "WorkerChannel"]
 
@@ -114,16 +114,11 @@ class EnvPlace:
 class LostEnv:
     """Stands in the place of an env that could not be built again."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-    def step(self, *_: Any) -> Any:
-        """Raise an error that says why there is no step."""
+    def step(self, *_: Any, **__: Any) -> Any:
+        """Raise an error that says why there is no step, and no reset."""
         raise RuntimeError("this env could not be built again")
 
-    def reset(self, *_: Any, **__: Any) -> Any:
-        """Raise an error that says why there is no reset."""
-        raise RuntimeError("this env could not be built again")
+    reset = step
 
 
 Act = Callable[[EnvPlace, list[int]], list[Any]]
@@ -168,27 +163,6 @@ class Stepper:
         self._place_of = [place for place in self._places for _ in range(place.count)]  # by lane, from `start` on
 
     # ---- hooks: how kinds of blocks differ ---------------------------------------------------------------------
-
-    def _target(self, env: Any) -> Any:
-        """Return the object that the caller's functions get: below an adapter, the env itself."""
-        return env
-
-    def _get_attribute(self, env: Any, name: str) -> Any:
-        return get_attr(env, name)
-
-    def _set_attribute(self, env: Any, name: str, value: Any) -> None:
-        if hasattr(env, "set_wrapper_attr"):
-            env.set_wrapper_attr(name, value)
-        else:
-            setattr(env, name, value)
-
-    def _fields(self, env: Any) -> Sequence[str]:
-        """Return the names of attributes of which each lane of the env has its own."""
-        return ()
-
-    def _has_rows(self, env: Any) -> bool:
-        """Tell whether each lane of the env has a state of its own."""
-        return False
 
     def _put_env(self, place: EnvPlace, env: Any) -> None:
         """Step another env in this place from now on."""
@@ -293,6 +267,9 @@ class Stepper:
 
     def handle(self, message: tuple[Any, ...]) -> None:
         """Carry out a command from the caller: (name, ...)."""
+        if message[0] in ("call", "apply", "set"):
+            for place in self._places:
+                place.fresh_at = -1  # the caller's code runs, and may give any env a state
         getattr(self, f"_on_{message[0]}")(*message[1:])
 
     def _on_reset(self, asked: Sequence[tuple[int, int | None, dict[str, Any] | None]]) -> None:
@@ -304,44 +281,40 @@ class Stepper:
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
         def call(place: EnvPlace, own: list[int]) -> list[Any]:
-            if name in self._fields(place.env):
-                return list(place.env.env.get_rows(name, _rows(place, own)))
-            value = self._get_attribute(place.env, name)
+            env = target_of(place.env)
+            if name in _fields(place.env):
+                return list(env.get_rows(name, _rows(place, own)))
+            value = get_attr(env, name)
             return [value(*args, **kwargs) if callable(value) else value] * len(own)
 
-        self._not_fresh()
         self._reply(ticket, lanes, call, f"call of {name!r}")
 
     def _on_apply(self, ticket: int, lanes: Sequence[int], function: Any, args: Any, kwargs: Any) -> None:
         def apply(place: EnvPlace, own: list[int]) -> list[Any]:
-            return [function(self._target(place.env), *args, **kwargs)] * len(own)
+            return [function(target_of(place.env), *args, **kwargs)] * len(own)
 
-        self._not_fresh()
         self._reply(ticket, lanes, apply, f"apply of {getattr(function, '__name__', function)!r}")
 
     def _on_set(self, ticket: int, lanes: Sequence[int], name: str, values: Sequence[Any]) -> None:
         given = dict(zip(lanes, values, strict=True))
 
         def assign(place: EnvPlace, own: list[int]) -> list[Any]:
-            if name in self._fields(place.env):
-                place.env.env.set_rows(name, _rows(place, own), [given[lane] for lane in own])
+            env, value = target_of(place.env), given[own[-1]]  # if all lanes share the attribute, the last value counts
+            if name in _fields(place.env):
+                env.set_rows(name, _rows(place, own), [given[lane] for lane in own])
+            elif hasattr(env, "set_wrapper_attr"):
+                env.set_wrapper_attr(name, value)
             else:
-                self._set_attribute(place.env, name, given[own[-1]])  # the env has only one
+                setattr(env, name, value)
             return [None] * len(own)
 
-        self._not_fresh()
         self._reply(ticket, lanes, assign, f"set_attr of {name!r}")
-
-    def _not_fresh(self) -> None:
-        """The caller's code is about to run: any env may get a state from it."""
-        for place in self._places:
-            place.fresh_at = -1
 
     def _on_save(self, ticket: int, lanes: Sequence[int]) -> None:
         def save(place: EnvPlace, own: list[int]) -> list[Any]:
             rows = _rows(place, own)
             seeds: Sequence[Any] = place.seeds or [NO_SEED] * place.count
-            if self._has_rows(place.env):
+            if _has_rows(place.env):
                 states = [EnvState(WITH_THE_FIRST, None) if state is None else EnvState("own", state)
                           for state in place.env.save_rows(rows)]  # fmt: skip
             else:
@@ -355,7 +328,7 @@ class Stepper:
         given = dict(zip(lanes, saved, strict=True))
 
         def load(place: EnvPlace, own: list[int]) -> list[Any]:
-            if self._has_rows(place.env):
+            if _has_rows(place.env):
                 place.env.load_rows(_rows(place, own), [given[lane][0].content for lane in own])
             else:
                 if place.fresh_at != self._requests_of(place):
@@ -395,3 +368,13 @@ class Stepper:
 def _rows(place: EnvPlace, lanes: Sequence[int]) -> list[int]:
     """Count lanes from the first one of their env."""
     return [lane - place.start for lane in lanes]
+
+
+def _has_rows(env: Any) -> bool:
+    """Tell whether each lane of the env has a state of its own."""
+    return is_group(env) and hasattr(env, "save_rows")
+
+
+def _fields(env: Any) -> Sequence[str]:
+    """Return the names of attributes of which each lane of the env has its own."""
+    return getattr(target_of(env), "fields", ()) if _has_rows(env) else ()

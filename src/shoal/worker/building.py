@@ -16,7 +16,7 @@ from shoal.spaces.leaves import array_leaves
 
 __all__ = [
     "BuildError", "build_envs", "close_envs", "identity_of", "lanes_and_spaces", "name_of", "refuse_shared",
-    "spaces_of",
+    "spaces_of", "target_of",
 ]  # fmt: skip
 
 
@@ -90,6 +90,11 @@ def lanes_and_spaces(env: Any) -> tuple[Any, ...]:
     return (env.num_lanes if is_group(env) else None, *spaces_of(env))
 
 
+def target_of(env: Any) -> Any:
+    """Return the object that the caller's calls and attributes are meant for: not the adapter around a group."""
+    return env.env if is_group(env) else env
+
+
 def identity_of(env: Any) -> int:
     """Return the id of the innermost object, whatever is wrapped around it."""
     return id(env.env if is_group(env) else getattr(env, "unwrapped", env))
@@ -119,11 +124,10 @@ def _summarize(envs: Sequence[Any], pairs: list[tuple[Space[Any], Space[Any]]]) 
         if pair not in found:
             found.append(pair)
         which.append(found.index(pair))
-    groups = [env for env in envs if is_group(env)]
-    lanes = [one for env in groups for one in _lanes_of(env)]
+    lanes = [one for env in envs if is_group(env) for one in _lanes_of(env)]
     if len(lanes) > len(which):  # one object that holds many envs
         which = [which[0]] * len(lanes)
-    first = groups[0].env if groups else envs[0]
+    first = target_of(envs[0])
     return BlockSummary(
         found, which, dict(getattr(first, "metadata", None) or {}), getattr(first, "render_mode", None),
         getattr(first, "spec", None), [identity_of(env) for env in envs], lanes,

@@ -94,24 +94,6 @@ class GroupStepper(Stepper):
             has_final=np.zeros(stop - start, np.bool_),
         )  # fmt: skip
 
-    # ---- hooks: see Stepper ------------------------------------------------------------------------------------
-
-    def _target(self, env: Any) -> Any:
-        return env.env
-
-    def _get_attribute(self, env: Any, name: str) -> Any:
-        return getattr(env.env, name)
-
-    def _set_attribute(self, env: Any, name: str, value: Any) -> None:
-        setattr(env.env, name, value)
-
-    def _fields(self, env: Any) -> Sequence[str]:
-        # Only batched envs have `fields` in this sense; those of other envs may mean anything.
-        return getattr(env.env, "fields", ()) if self._has_rows(env) else ()
-
-    def _has_rows(self, env: Any) -> bool:
-        return hasattr(env, "save_rows")
-
     def _put_env(self, place: EnvPlace, env: Any) -> None:
         env.use(self.rule.name)
         super()._put_env(place, env)
