@@ -142,10 +142,8 @@ class RowsEnv(GroupAdapter):
 
     def _begin(self, rows: Array, seeds: Sequence[int | None], out: Answers, at: Any) -> None:
         began_ns = time.monotonic_ns()
-        given: list[int | None] = [None] * self.num_lanes
-        for row, seed in zip(rows.tolist(), seeds, strict=True):
-            given[row] = seed
-        self._write(out.obs, at, self.env.reset(self._mask(rows), given), rows)
+        obs = self.env.reset(self._mask(rows), self._all_seeds(rows, seeds))
+        self._write(out.obs, at, obs, rows)
         self.reset_ns += time.monotonic_ns() - began_ns
         self._episodes.begun(rows, out, at)
 
@@ -162,11 +160,6 @@ class RowsEnv(GroupAdapter):
             whole.append(np.zeros((self.num_lanes, *leaf.shape), leaf.dtype))
             whole[-1][rows] = get_path(actions, leaf.path)
         return assemble(self.single_action_space, whole)
-
-    def _mask(self, rows: Array) -> Mask:
-        mask = np.zeros(self.num_lanes, np.bool_)
-        mask[rows] = True
-        return mask
 
     def save_rows(self, rows: Sequence[int]) -> list[dict[str, Array]]:
         """Return the states of these lanes, one for each."""

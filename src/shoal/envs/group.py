@@ -148,3 +148,15 @@ class GroupAdapter:
         """See GroupEnv."""
         if hasattr(self.env, "close"):
             self.env.close()
+
+    def _mask(self, rows: Array) -> Flags:
+        mask = np.zeros(self.num_lanes, np.bool_)
+        mask[rows] = True
+        return mask
+
+    def _all_seeds(self, rows: Array, seeds: Sequence[int | None]) -> list[int | None]:
+        """Return a seed for each lane: None for lanes that are not among `rows`."""
+        given: list[int | None] = [None] * self.num_lanes
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            given[row] = seed
+        return given

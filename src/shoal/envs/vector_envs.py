@@ -92,13 +92,8 @@ class VectorLanes(_Lanes):
 
     def _reset_some(self, rows: Array, seeds: Any, options: Any, out: Answers, at: Any) -> Infos:
         """Reset some rows of a vector env that leaves resets to the caller; `at` are their places in `out`."""
-        mask = np.zeros(self.num_lanes, np.bool_)
-        mask[rows] = True
-        whole: list[int | None] = [None] * self.num_lanes
-        for row, seed in zip(rows.tolist(), seeds, strict=True):
-            whole[row] = seed
-        given = None if all(seed is None for seed in whole) else whole
-        obs, infos = self.env.reset(seed=given, options={**(options or {}), "reset_mask": mask})
+        given = None if all(seed is None for seed in seeds) else self._all_seeds(rows, seeds)
+        obs, infos = self.env.reset(seed=given, options={**(options or {}), "reset_mask": self._mask(rows)})
         for leaf, target in zip(self._leaves, out.obs, strict=True):
             target[at] = _checked(leaf, get_path(obs, leaf.path), self.num_lanes)[rows]
         self._episodes.begun(rows, out, at)

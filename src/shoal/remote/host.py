@@ -28,6 +28,7 @@ from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.mail import pack
 from shoal.backends.worker_main import dumps_summary
 from shoal.engine.workers import Workers
+from shoal.envs.autoreset import RULES
 from shoal.envs.batched import BATCHED
 from shoal.envs.functions import install_registry
 from shoal.errors import EnvError, ShoalError, WorkerDied
@@ -184,7 +185,7 @@ class BlockHost:
             self._workers.move_to(first)
             layout = Layout.plan(
                 flatten(config.observation_space), flatten(config.action_space), stop, facts["frames"],
-                len(self._workers), finals=config.autoreset == "same_step", absences=facts["absences"],
+                len(self._workers), finals=RULES[config.autoreset].resets_at_once, absences=facts["absences"],
                 rows=facts["rows"],
             )  # fmt: skip
             slab = Slab.create(layout, self._workers.shared)
