@@ -164,6 +164,9 @@ class Stepper:
 
     # ---- hooks: how kinds of blocks differ ---------------------------------------------------------------------
 
+    def _prepare(self, env: Any) -> None:
+        """Make an env ready that has just been built."""
+
     def _put_env(self, place: EnvPlace, env: Any) -> None:
         """Step another env in this place from now on."""
         place.env = self.envs[place.index] = env
@@ -257,6 +260,7 @@ class Stepper:
         if lanes_and_spaces(env) != place.shape:
             close_envs([env], place.start)
             raise SpaceMismatch("the env that was built anew has other lanes or spaces than the one before it")
+        self._prepare(env)
         self._put_env(place, env)
         place.fresh_at = self._requests_of(place)
 

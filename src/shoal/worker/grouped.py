@@ -82,6 +82,7 @@ class GroupStepper(Stepper):
         place.fresh_at = -1  # a state is always put into an env that has its own arrays
         if len(place.views) == 1 and hasattr(env, "move_into"):
             env = env.move_into(place.views[0], place.env_fn)
+        self._prepare(env)
         self._put_env(place, env)
 
     def _view(self, slot: int, start: int, stop: int) -> Answers:
@@ -94,9 +95,8 @@ class GroupStepper(Stepper):
             has_final=np.zeros(stop - start, np.bool_),
         )  # fmt: skip
 
-    def _put_env(self, place: EnvPlace, env: Any) -> None:
+    def _prepare(self, env: Any) -> None:
         env.use(self.rule.name)
-        super()._put_env(place, env)
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
