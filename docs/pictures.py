@@ -1,7 +1,7 @@
 """Draws the packages of Shoal for docs/architecture.md, from the imports in the code.
 
-    python docs/pictures.py           writes the picture into docs/architecture.md
-    python docs/pictures.py --check   says whether the picture there is the one that the code gives
+python docs/pictures.py           writes the picture into docs/architecture.md
+python docs/pictures.py --check   says whether the picture there is the one that the code gives
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from shoal.engine.recovery import RecoveryPolicy
 from shoal.engine.scheduler import Scheduler
 from shoal.engine.settings import SchedulerSettings
 from shoal.engine.workers import Workers
+from shoal.envs.autoreset import RULES
 from shoal.errors import ShoalError
 from shoal.memory.answers import Frames, frames_to_lend
 from shoal.memory.messages import BlockSummary, StepperConfig
@@ -68,11 +69,6 @@ class Shape:
     frames: int
     lends: bool
 
-    @property
-    def same_step(self) -> bool:
-        """Whether an answer that ends an episode brings the next one's first observation along."""
-        return self.autoreset == "same_step"
-
     def identity(self, order: str) -> dict[str, Any]:
         """What must be the same in a pool into which a snapshot of this one is put back."""
         return {
@@ -86,7 +82,7 @@ class Shape:
     @property
     def user_resets(self) -> bool:
         """Whether the user must reset each env after its episode. A team's env knows itself when it is over."""
-        return self.autoreset == "disabled" and not self.absences
+        return RULES[self.autoreset].user_resets and not self.absences
 
 
 @dataclass(frozen=True)
@@ -214,7 +210,7 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
             raise ValueError(
                 f'flat_rows: backend="{plan.backend}" writes each part of an observation into an array of its own'
             )
-    frames = frames_to_lend(obs_leaves, lanes, autoreset) if options.copy else options.frames
+    frames = frames_to_lend(obs_leaves, lanes, RULES[autoreset].user_resets) if options.copy else options.frames
     lends = options.copy and frames > 1
     if options.copy and options.replaces_envs:
         frames += 1  # what the caller has seen last must outlive a torn write
@@ -264,7 +260,7 @@ def make_slab(workers: Workers, shape: Shape, options: PoolOptions) -> Slab:
     specs = shape.specs
     layout = Layout.plan(
         flatten(specs.single_observation_space), flatten(specs.single_action_space), shape.lanes, shape.frames,
-        len(workers), finals=shape.same_step, absences=shape.absences, rows=options.flat_rows,
+        len(workers), finals=RULES[shape.autoreset].resets_at_once, absences=shape.absences, rows=options.flat_rows,
     )  # fmt: skip
     return Slab.create(layout, workers.backend.shares_slab)
 
@@ -288,7 +284,7 @@ def scheduler_settings(shape: Shape, options: PoolOptions, spin_ns: int) -> Sche
         spin_ns=spin_ns,
         step_timeout=options.step_timeout,
         policy=RecoveryPolicy(
-            same_step=shape.same_step,
+            resets_at_once=RULES[shape.autoreset].resets_at_once,
             restart=options.on_error == "restart",
             max_restarts=options.max_restarts,
             window=options.restart_window,

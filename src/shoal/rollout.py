@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.batch import Rollout
+from shoal.envs.autoreset import RULES
 from shoal.errors import BadCall
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 
@@ -31,7 +32,7 @@ class _Record:
         self._out = out
         self.obs = self._arrays("obs", self.obs_leaves, steps + 1)
         self.actions = self._arrays("actions", self.action_leaves, steps)
-        with_finals = pool.autoreset == "same_step"
+        with_finals = RULES[pool.autoreset].resets_at_once
         self.finals = self._arrays("final_obs", self.obs_leaves, steps) if with_finals else None
         if out is not None and not with_finals and getattr(out, "final_obs", None) is not None:
             raise self._other_out()
@@ -102,7 +103,7 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
     """See Pool.rollout."""
     from shoal.compiled.policy import is_policy, streams
 
-    if pool.autoreset == "disabled":
+    if RULES[pool.autoreset].user_resets:
         raise BadCall(
             'rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"'
         )

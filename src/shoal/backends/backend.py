@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.backends.base import EnvBlock, Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.envs.functions import EnvFn, as_env_fns
 from shoal.memory.messages import BlockSummary
@@ -143,14 +143,14 @@ class Backend(ABC):
         """The functions that the workers are given, each worker a block of them."""
         return source.env_fns
 
-    def prepare(self, blocks: Sequence[EnvBlock]) -> None:  # noqa: B027
+    def prepare(self, blocks: Sequence[BlockSpec]) -> None:  # noqa: B027
         """Make the env functions of all blocks ready to travel. Raises BadEnv where they cannot."""
 
     @abstractmethod
-    def new_worker(self, block: EnvBlock) -> Worker:
+    def new_worker(self, block: BlockSpec) -> Worker:
         """The worker of a block, not launched yet."""
 
-    def new_successor(self, block: EnvBlock) -> Worker:
+    def new_successor(self, block: BlockSpec) -> Worker:
         """A worker in the place of one that is gone, made in a thread beside the caller's."""
         return self.new_worker(block)
 

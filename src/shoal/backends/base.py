@@ -13,7 +13,7 @@ from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 
-__all__ = ["EnvBlock", "Worker", "split"]
+__all__ = ["BlockSpec", "Worker", "split"]
 
 _tickets = itertools.count(1)
 
@@ -26,7 +26,7 @@ def split(count: int, parts: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class EnvBlock:
+class BlockSpec:
     """A run of neighbouring envs that one worker has: their numbers `start` up to `stop`, and what builds them."""
 
     index: int  # of the worker
@@ -49,7 +49,7 @@ class Worker(ABC):
     memory: int | None = None  # resident bytes when last looked at
     memory_at_start: int | None = None
 
-    def __init__(self, block: EnvBlock):
+    def __init__(self, block: BlockSpec):
         self.index, self.start, self.stop = block.index, block.start, block.stop
         self._notes: dict[int, Note] = {}
         self._replies: dict[int, Reply] = {}

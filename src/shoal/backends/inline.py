@@ -6,14 +6,15 @@ from collections import deque
 from typing import Any
 
 from shoal.backends.backend import Backend, SilentBell
-from shoal.backends.base import EnvBlock, Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.envs.group import is_group
 from shoal.errors import NothingPending
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.grouped import make_stepper
-from shoal.worker.single import BuildError, build_envs, close_envs
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs
+from shoal.worker.make import make_stepper
 
 __all__ = ["InlineWorker", "SerialBackend"]
 
@@ -25,7 +26,7 @@ class InlineWorker(Worker):
         interrupts: whether an interrupt is Ctrl-C, and the caller's; otherwise an env has raised it.
     """
 
-    def __init__(self, block: EnvBlock, interrupts: bool = True):
+    def __init__(self, block: BlockSpec, interrupts: bool = True):
         super().__init__(block)
         self._interrupts = interrupts
         self._env_fns = block.env_fns
@@ -68,10 +69,9 @@ class InlineWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._stepper = make_stepper(
-            slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
-            pool_bell, self.bell, same_process=True, interrupts=self._interrupts,
-        )  # fmt: skip
+        block = EnvBlock(slab, self.index, self.start, self._envs, self._env_fns, config)
+        post, no_mail, interrupts = self._outbox.append, lambda: None, self._interrupts
+        self._stepper = make_stepper(block, WorkerChannel(post, no_mail, pool_bell, self.bell, True, interrupts))
         self.run = self._stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:
@@ -110,5 +110,5 @@ class SerialBackend(Backend):
     def default_workers(cls, count: int, cores: int) -> int:
         return 1
 
-    def new_worker(self, block: EnvBlock) -> Worker:
+    def new_worker(self, block: BlockSpec) -> Worker:
         return InlineWorker(block, self.setup.interrupts)

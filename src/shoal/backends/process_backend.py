@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.backends.backend import Backend, BackendSetup
-from shoal.backends.base import EnvBlock, Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.inline import InlineWorker
 from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import ProcessWorker
@@ -33,22 +33,22 @@ class ProcessBackend(Backend):
         self._pickled: dict[int, list[bytes]] = {}
         self._registry: bytes | None = None
 
-    def prepare(self, blocks: Sequence[EnvBlock]) -> None:
+    def prepare(self, blocks: Sequence[BlockSpec]) -> None:
         self._pickled, self._registry = pickle_blocks(self._travelling(blocks)), registry_additions()
 
-    def _travelling(self, blocks: Sequence[EnvBlock]) -> Sequence[EnvBlock]:
+    def _travelling(self, blocks: Sequence[BlockSpec]) -> Sequence[BlockSpec]:
         """The blocks that another process steps."""
         return blocks
 
-    def new_worker(self, block: EnvBlock) -> Worker:
+    def new_worker(self, block: BlockSpec) -> Worker:
         return self._new_process(block, self.setup.start_method)
 
-    def new_successor(self, block: EnvBlock) -> Worker:
+    def new_successor(self, block: BlockSpec) -> Worker:
         # By now this process has threads, and a fork would inherit locks that they hold.
         method = self.setup.start_method
         return self._new_process(block, DEFAULT_START_METHOD if method == "fork" else method)
 
-    def _new_process(self, block: EnvBlock, start_method: str) -> ProcessWorker:
+    def _new_process(self, block: BlockSpec, start_method: str) -> ProcessWorker:
         return ProcessWorker(replace(block, env_fns=self._pickled[block.index]), self._registry, start_method)
 
     def launch(self, worker: Worker) -> None:
@@ -115,14 +115,14 @@ class HybridBackend(ProcessBackend):
     def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
         return (0, 0) if num_workers > 2 * cores else (300_000, 300_000)
 
-    def _travelling(self, blocks: Sequence[EnvBlock]) -> Sequence[EnvBlock]:
+    def _travelling(self, blocks: Sequence[BlockSpec]) -> Sequence[BlockSpec]:
         return blocks[1:]
 
-    def new_worker(self, block: EnvBlock) -> Worker:
+    def new_worker(self, block: BlockSpec) -> Worker:
         return InlineWorker(block, self.setup.interrupts) if block.index == 0 else super().new_worker(block)
 
 
-def pickle_blocks(blocks: Sequence[EnvBlock]) -> dict[int, list[bytes]]:
+def pickle_blocks(blocks: Sequence[BlockSpec]) -> dict[int, list[bytes]]:
     """The env functions of each block as bytes, by the block's index. What several envs share is pickled once.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from shoal import native
-from shoal.backends.base import EnvBlock, Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.launch import start_process
 from shoal.backends.mail import unpack
 from shoal.backends.worker_main import DING, STACK_SIGNAL, Assignment, ConnectionBell, SharedFile, main
@@ -42,7 +42,7 @@ class ProcessWorker(Worker):
     isolated = recyclable = True
 
     def __init__(
-        self, block: EnvBlock, registry: bytes | None, start_method: str, environ: Mapping[str, str] | None = None
+        self, block: BlockSpec, registry: bytes | None, start_method: str, environ: Mapping[str, str] | None = None
     ):
         super().__init__(block)
         self._mark = uuid.uuid4().hex

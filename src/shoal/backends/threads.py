@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.backends.backend import Backend
-from shoal.backends.base import EnvBlock, Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.errors import PoolClosed
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.grouped import make_stepper
-from shoal.worker.single import BuildError, build_envs, close_envs, refuse_shared
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs, refuse_shared
+from shoal.worker.make import make_stepper
 
 __all__ = ["EventBell", "ThreadBackend", "ThreadWorker"]
 
@@ -42,7 +43,7 @@ class EventBell:
 class ThreadWorker(Worker):
     """One thread that builds and steps a block of envs."""
 
-    def __init__(self, block: EnvBlock):
+    def __init__(self, block: BlockSpec):
         super().__init__(block)
         self._env_fns = block.env_fns
         self._bell = EventBell()
@@ -141,10 +142,9 @@ class ThreadWorker(Worker):
             return
         slab, config, pool_bell = attachment
         try:
-            self._stepper = make_stepper(
-                slab, self.index, self.start, envs, self._env_fns, config, self._outbox.put, self._read_mail, pool_bell,
-                self._bell, same_process=True,
-            )  # fmt: skip
+            block = EnvBlock(slab, self.index, self.start, envs, self._env_fns, config)
+            channel = WorkerChannel(self._outbox.put, self._read_mail, pool_bell, self._bell, same_process=True)
+            self._stepper = make_stepper(block, channel)
         except BaseException as error:
             close_envs(envs, self.start)
             self._outbox.put(error)
@@ -178,7 +178,7 @@ class ThreadBackend(Backend):
     def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
         return 0, 0  # a thread that spins holds the GIL, which the others need
 
-    def new_worker(self, block: EnvBlock) -> Worker:
+    def new_worker(self, block: BlockSpec) -> Worker:
         return ThreadWorker(block)
 
     def check(self, summaries: Sequence[BlockSummary], first: int) -> None:

@@ -26,9 +26,10 @@ from shoal.memory.packed_errors import dumps, pack_error
 from shoal.memory.slab import Layout, Slab
 from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
-from shoal.worker.grouped import make_stepper
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs
+from shoal.worker.make import make_stepper
 from shoal.worker.measurement import time_steps
-from shoal.worker.single import BuildError, build_envs, close_envs
 
 __all__ = ["Assignment", "dumps_summary", "main"]
 
@@ -191,10 +192,8 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     channel = _Channel(connection, outbox, slab, assignment.index)
     bell = ConnectionBell(connection, outbox.send)
     try:
-        stepper = make_stepper(
-            slab, assignment.index, first_lane, envs, env_fns, stepper_config, channel.post, channel.read_mail,
-            bell, bell,
-        )  # fmt: skip
+        block = EnvBlock(slab, assignment.index, first_lane, envs, env_fns, stepper_config)
+        stepper = make_stepper(block, WorkerChannel(channel.post, channel.read_mail, bell, bell))
     except Exception as error:
         close_envs(envs, first_lane)
         connection.send_bytes(dumps((first_lane, pack_error(error, "its start"))))

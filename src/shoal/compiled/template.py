@@ -27,6 +27,7 @@ __all__ = [
 TYPES = {"ended": "u1", "run_length": "i8", "reward": "f8", "terminated": "b1", "status": "u1"}
 
 INDICES = "INDICES"
+# The rules of autoreset in it have their model in shoal/envs/autoreset.py.
 STEP = """
     for env in range(np.uint64(start), np.uint64(stop)):
         lane = env * AGENTS

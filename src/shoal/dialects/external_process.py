@@ -24,10 +24,10 @@ from shoal.errors import (
     ShoalError,
     WorkerDied,
 )
+from shoal.memory.copies import own_copy
 from shoal.pool import Pool
 from shoal.support.checks import check_choice
 from shoal.support.deadline import Deadline
-from shoal.worker.single import own_copy
 
 __all__ = ["Async", "ExternalProcess", "Promise", "four_values_too"]
 

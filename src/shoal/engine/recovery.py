@@ -42,13 +42,13 @@ class RecoveryPolicy:
     """What a pool does about losses.
 
     Attributes:
-        same_step: whether an answer that ends an episode brings the next one's first observation along.
+        resets_at_once: whether an answer that ends an episode brings the next one's first observation along.
         restart: whether lost envs are replaced; otherwise the pool is closed when a worker dies.
         max_restarts, window: the budget, see Restarts.
         recycle_after: bytes that a worker may grow by until it is replaced at an episode's end; None for any.
     """
 
-    same_step: bool = False
+    resets_at_once: bool = False
     restart: bool = False
     max_restarts: int = 10
     window: float = 600.0
@@ -150,7 +150,7 @@ class Recovery:
 
     def _order(self, lane: int, held: HeldRequest) -> Order:
         seen = int(self._seen_slot[lane])
-        between = seen == NEVER_SEEN or (self._frames.ended_in(seen, lane) and not self.policy.same_step)
+        between = seen == NEVER_SEEN or (self._frames.ended_in(seen, lane) and not self.policy.resets_at_once)
         begin = held.op == native.OP_RESET or between
         seed = self.restarts.seed(lane) if held.seed is None else held.seed
         return Order(
@@ -366,7 +366,7 @@ class Recovery:
         """Envs in the middle of an episode move to the new worker with their state, where that can be saved."""
         loss = Loss("recycled", f"worker {worker.index} had grown by {worker.growth / 2**20:.0f} MiB", rebuild=False)
         # Under same_step the next episode has begun, and its first observation was seen.
-        whole = self.policy.same_step or self._groups.some
+        whole = self.policy.resets_at_once or self._groups.some
         moving = (lanes if whole else lanes[~self._frames.ended(lanes)]).tolist()
         deadline = Deadline.after(SAVE_TIMEOUT)
         try:

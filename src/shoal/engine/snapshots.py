@@ -9,11 +9,11 @@ import numpy as np
 from shoal.engine.scheduler import Scheduler
 from shoal.errors import CannotSnapshot
 from shoal.memory.answers import Ready
+from shoal.memory.copies import own_copy
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.state.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
 from shoal.support.deadline import Deadline
-from shoal.worker.single import own_copy
 
 __all__ = ["check", "restore", "take"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal import native
 from shoal.backends.backend import Backend, SilentBell
-from shoal.backends.base import EnvBlock, Worker, split
+from shoal.backends.base import BlockSpec, Worker, split
 from shoal.backends.inline import InlineWorker
 from shoal.engine.replacement import Replacement
 from shoal.envs.functions import EnvFn
@@ -53,7 +53,7 @@ class Workers:
     ):
         self.backend, self._first, self._start_timeout = backend, first, start_timeout
         self._env_blocks = [
-            EnvBlock(index, start + first, stop + first, env_fns[start:stop])
+            BlockSpec(index, start + first, stop + first, env_fns[start:stop])
             for index, (start, stop) in enumerate(split(len(env_fns), 1 if backend.batched else count))
         ]
         self.blocks = [(block.start, block.stop) for block in self._env_blocks]

@@ -30,13 +30,13 @@ LEND_FROM = 128 << 10  # bytes of a whole frame; less is copied in no time
 LEND_FRAMES = 3  # one that is being written, the newest one, and the one before it, which most learners still hold
 
 
-def frames_to_lend(leaves: Sequence[Leaf], lanes: int, autoreset: str) -> int:
+def frames_to_lend(leaves: Sequence[Leaf], lanes: int, user_resets: bool) -> int:
     """How many frames a pool with copy=True needs: 1 where copies are cheap.
 
     Without autoreset, resets of some envs are the rule, and a dialect's answer to them holds the last observations
     of the others: these must still be here as they were, whatever the caller has done to its own.
     """
-    if autoreset == "disabled":
+    if user_resets:
         return 1
     plain = all(leaf.kind is Kind.ARRAY for leaf in leaves)
     nbytes = lanes * sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in leaves)

@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.backends import registry
 from shoal.backends.backend import Backend
-from shoal.backends.base import EnvBlock
+from shoal.backends.base import BlockSpec
 from shoal.backends.processes import ProcessWorker
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
@@ -213,7 +213,7 @@ def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measuremen
         EnvError, WorkerDied: the env raised or took its process along.
     """
     worker = ProcessWorker(
-        EnvBlock(0, 0, 1, pickle_env_fns([env_fn])), registry_additions(), start_method, {MEASURING: "1"}
+        BlockSpec(0, 0, 1, pickle_env_fns([env_fn])), registry_additions(), start_method, {MEASURING: "1"}
     )
     try:
         worker.launch()

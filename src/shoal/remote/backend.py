@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.backends import registry
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
-from shoal.backends.base import EnvBlock, Worker, split
+from shoal.backends.base import BlockSpec, Worker, split
 from shoal.backends.batched import build_batched
 from shoal.backends.process_backend import pickle_blocks
 from shoal.backends.threads import EventBell
@@ -63,10 +63,10 @@ class RemoteBackend(Backend):
             for start, stop in split(source.count, self.num_workers)
         ]
 
-    def prepare(self, blocks: Sequence[EnvBlock]) -> None:
+    def prepare(self, blocks: Sequence[BlockSpec]) -> None:
         self._pickled, self._registry = pickle_blocks(blocks), registry_additions()
 
-    def new_worker(self, block: EnvBlock) -> Worker:
+    def new_worker(self, block: BlockSpec) -> Worker:
         local = {"backend": self._transport.local_backend, "workers": self._transport.local_workers}
         assignment = pack_assignment(block.index, block.start, self._pickled[block.index], self._registry, local)
         return RemoteWorker(block.index, block.start, block.stop, assignment, self._dispatcher)

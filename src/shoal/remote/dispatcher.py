@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from shoal import native
 from shoal.backends.backend import SilentBell
-from shoal.backends.base import EnvBlock, Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.mail import unpack
 from shoal.errors import ShoalError, WorkerDied
 from shoal.memory.messages import BlockSummary, Order, StepperConfig
@@ -107,7 +107,7 @@ class RemoteWorker(Worker):
     isolated = True
 
     def __init__(self, index: int, start: int, stop: int, assignment: bytes, dispatcher: Dispatcher):
-        super().__init__(EnvBlock(index, start, stop, ()))
+        super().__init__(BlockSpec(index, start, stop, ()))
         self._assignment, self._dispatcher = assignment, dispatcher
         self._link: Link | None = None
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

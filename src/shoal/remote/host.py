@@ -29,6 +29,7 @@ from shoal.backends.base import Worker
 from shoal.backends.mail import pack
 from shoal.backends.worker_main import dumps_summary
 from shoal.engine.workers import Workers
+from shoal.envs.autoreset import RULES
 from shoal.envs.functions import install_registry
 from shoal.errors import EnvError, ShoalError, WorkerDied
 from shoal.memory.messages import STATUS_NOTE, BlockSummary, Note, Order, Reply
@@ -183,7 +184,7 @@ class BlockHost:
             self._workers.move_to(first)
             layout = Layout.plan(
                 flatten(config.observation_space), flatten(config.action_space), stop, facts["frames"],
-                len(self._workers), finals=config.autoreset == "same_step", absences=facts["absences"],
+                len(self._workers), finals=RULES[config.autoreset].resets_at_once, absences=facts["absences"],
                 rows=facts["rows"],
             )  # fmt: skip
             slab = Slab.create(layout, self._workers.backend.shares_slab)

@@ -27,8 +27,8 @@ from shoal.errors import ShoalError, SlowEnvWarning, StepTimeout
 from shoal.pool import Pool
 from shoal.support import processes
 from shoal.tuning.candidates import Candidate, EnvCost
+from shoal.worker.building import spaces_of
 from shoal.worker.measurement import MEASURING, as_one, time_steps
-from shoal.worker.single import spaces_of
 
 __all__ = ["Lab", "LabHere", "LabLost", "LabProcess"]
 

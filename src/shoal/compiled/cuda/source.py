@@ -58,6 +58,7 @@ BODY = """
         {act}
         {store}
 """
+# The rules of autoreset in it (`begins`, `fresh`, `final`, `end`) have their model in shoal/envs/autoreset.py.
 # What both branches of an `if` would store is stored behind it: a warp whose threads disagree goes through both.
 STEP = """
 row = {row}

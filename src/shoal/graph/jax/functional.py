@@ -357,6 +357,7 @@ class BatchedFunctionalEnv:
         """One step of all lanes; without `look`, nobody wants observations, and `state` has none."""
         inner, obs, reward, terminated, truncated, info = self._advance(state, action)
         obs = obs if look else None
+        # The rules of autoreset have their model in shoal/envs/autoreset.py.
         stays = (state.over != 0) & (self.autoreset != "same_step")
         idle = jnp.zeros((), reward.dtype)
         reward, info = where(stays, idle, reward), where(stays, jax.tree.map(jnp.zeros_like, info), info)
