@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpu.kit import needs_cuda
+from compiled.cuda.kit import needs_cuda
 
 import shoal
 from autoreset_cells import CELLS, Cell, Kernel, KernelTeam, check
