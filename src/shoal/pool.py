@@ -36,7 +36,7 @@ from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Layout, Slab
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.planning.plan import Plan, contradiction, given_plan, make_plan, spin_times
-from shoal.remote.dispatcher import REMOTE, Transport, make_transport
+from shoal.remote.transport import REMOTE, Transport, make_transport
 from shoal.rollout import ANSWERS, Rollout, roll_out
 from shoal.spaces.leaves import array_leaves, flatten
 from shoal.state.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields

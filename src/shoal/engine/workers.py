@@ -22,7 +22,9 @@ from shoal.errors import BadEnv, PoolClosed, ShoalError, SpaceMismatch, StartErr
 from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
-from shoal.remote.dispatcher import REMOTE, Dispatcher, RemoteWorker, Transport, pack_assignment
+from shoal.remote.dispatcher import Dispatcher
+from shoal.remote.transport import REMOTE, Transport
+from shoal.remote.worker import RemoteWorker, pack_assignment
 from shoal.support import processes
 from shoal.support.deadline import Deadline
 from shoal.worker.single import refuse_shared

@@ -21,7 +21,7 @@ from shoal.engine.workers import BACKENDS
 from shoal.envs.batched import BATCHED
 from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
 from shoal.errors import BadEnv
-from shoal.remote.dispatcher import REMOTE
+from shoal.remote.transport import REMOTE
 from shoal.support.checks import check_choice, number, whole_number
 from shoal.support.cores import usable_cores
 from shoal.support.deadline import Deadline
