@@ -31,7 +31,8 @@ WORDS, ROWS = b"w", b"r"
 HOST_LIVES = "lives"
 COUNTERS = ("stats", "episode_sums", "step_times")  # fields with one row for each worker
 AVERAGED = [counters.STAT_BUSY_NS, counters.STAT_RESET_NS]  # of `stats`: averaged over a host's workers, not summed
-# Fields of a lane that are not copied: each side has its own. `op` is part of a request only.
+# Fields of a lane that are not copied: each side has its own. `op` is part of a request only, and so are the numbers of
+# the requests, which must not be in the host's slab before the rest is.
 NOT_COPIED = ("pending", "requested", "answered", "op", "slot", "done_ns")
 # What a worker remembers of a lane between requests. It travels both ways, so the pool's slab always has the current
 # values, and neither a restored snapshot nor a new host needs them from anywhere else.

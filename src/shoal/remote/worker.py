@@ -174,12 +174,9 @@ class RemoteWorker(Worker):
         """Post the requests that the host has not got yet; `requested` has the sequence numbers of all lanes."""
         mine = requested[self.start : self.stop]
         new = mine > self._sent
-        if self._detached or not (count := np.count_nonzero(new)):
+        if self._detached or not new.any():
             return
-        if count == len(mine):
-            self._post_request(slice(self.start, self.stop), mine)
-        else:
-            self._post_request(lanes_index(np.flatnonzero(new) + self.start), mine[new])
+        self._post_request(lanes_index(np.flatnonzero(new) + self.start), mine[new])
         np.copyto(self._sent, mine, where=new)
 
     def _post_request(self, at: Any, sequences: Array) -> None:
