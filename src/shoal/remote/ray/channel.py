@@ -9,12 +9,14 @@ start and the end.
 from __future__ import annotations
 
 import collections
+import contextlib
+import importlib
 import sys
 from typing import Any
 
 from shoal.remote.poll_backoff import PollTimes
 
-__all__ = ["MAX_CHANNELS", "SLOTS", "SLOT_BYTES", "TIMES", "TOO_LARGE", "RayChannel", "open_channel"]
+__all__ = ["MAX_CHANNELS", "SLOTS", "SLOT_BYTES", "TIMES", "TOO_LARGE", "RayChannel", "import_channels", "open_channel"]
 
 SLOT_BYTES = 1 << 15  # the size of the largest message
 TOO_LARGE = b""  # in place of answers that must be fetched by a call
@@ -23,6 +25,16 @@ MAX_CHANNELS = 256  # of one process: Ray keeps the memory of each for as long a
 SLOT_TIMEOUT = 1.0  # seconds; a slot must be free already, unless the reader was killed in the middle of a read
 TIMES = PollTimes(soon=0.9, spin=100e-6, longest=20e-3, woken=0.1)
 _opened: collections.Counter[str] = collections.Counter()  # by cluster
+
+
+def import_channels() -> None:
+    """Import Ray's channels, if this version of Ray has them.
+
+    Call it before other threads of Ray's can do so: the modules import each other, and if two threads begin with
+    different ones, one of the threads gets an ImportError.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ray.experimental.channel")
 
 
 def open_channel(ray: Any, reader: Any, node: str) -> RayChannel | None:

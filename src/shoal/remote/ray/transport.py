@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from shoal.errors import StartError
 from shoal.remote.delay import DelayedTransport
 from shoal.remote.options import amount, checked, dictionary, host_backend, one_of, seconds, worker_count
+from shoal.remote.ray.channel import import_channels
 from shoal.remote.ray.cluster import cluster
 from shoal.remote.ray.host import RayHost
 from shoal.remote.ray.link import Listener, RayLink
@@ -103,6 +104,7 @@ class RayTransport:
         if num_workers is not None:
             worker_count("num_workers", num_workers)
         self._ray, self._cluster_address = cluster.enter(options.address)
+        import_channels()
         self._closed, self._group = False, None
         self._listener = Listener()
         try:
