@@ -1,4 +1,4 @@
-"""A transport whose hosts are threads of this very process: what far workers do, whatever carries the messages."""
+"""A transport whose hosts are threads of this very process: what remote workers do with any transport."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import threading
 import time
 from typing import Any
 
-from shoal.remote.dispatcher import Deliver, HostLost
 from shoal.remote.host import BlockHost
+from shoal.remote.transport import Deliver, HostLost
 from shoal.support.deadline import Deadline
 
 links: list[Any] = []  # of the last pool, for tests that end one
@@ -69,11 +69,11 @@ class LoopbackLink:
                 if not self.killed:
                     self.deliver(answer)
         if not self.host.over:
-            self.host._dismiss()
+            self.host.end()
 
 
 class LoopbackTransport:
-    """As RayTransport is made."""
+    """It is made as RayTransport is."""
 
     ends_hung_envs = True
 

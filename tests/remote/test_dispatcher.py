@@ -22,7 +22,7 @@ from remote.kit import history
 from shoal import Pool
 from shoal.dialects import puffer
 from shoal.native import counters
-from shoal.remote import dispatcher
+from shoal.remote import transport
 from shoal.remote.wire import Wire, unpack_words
 
 pytestmark = pytest.mark.timeout(60)
@@ -44,7 +44,7 @@ SPACES = {
 
 @pytest.fixture(autouse=True)
 def _loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dispatcher.REMOTE, "ray", ("remote.loopback", "LoopbackTransport"))
+    monkeypatch.setitem(transport.REMOTE, "ray", ("remote.loopback", "LoopbackTransport"))
 
 
 def pool_of(env: Any = CountEnv, num_envs: int | None = 7, num_workers: int = 3, **options: Any) -> Pool:

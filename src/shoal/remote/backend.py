@@ -14,7 +14,9 @@ from shoal.backends.process_backend import pickle_blocks
 from shoal.backends.threads import EventBell
 from shoal.envs.functions import EnvFn, registry_additions
 from shoal.memory.slab import Slab
-from shoal.remote.dispatcher import Dispatcher, RemoteWorker, make_transport, pack_assignment
+from shoal.remote.dispatcher import Dispatcher
+from shoal.remote.transport import make_transport
+from shoal.remote.worker import RemoteWorker, pack_assignment
 
 __all__ = ["MpiBackend", "RayBackend"]
 

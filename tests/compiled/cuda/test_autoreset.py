@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled.cuda.kit import needs_cuda
 
 import shoal
 from autoreset_cells import CELLS, Cell, Kernel, KernelTeam, check
+from compiled.cuda.kit import needs_cuda
 from shoal.compiled.cuda import CudaEnvs
 
 pytestmark = [needs_cuda, pytest.mark.timeout(300)]

@@ -271,7 +271,7 @@ def late() -> None:
 
 def again() -> None:
     """Pools one after the other, more than there are tags."""
-    mailbox.LEAST_TAG = mailbox.FIRST_HOST + 2
+    mailbox.LARGEST_TAG = mailbox.FIRST_HOST + 2
     found = []
     for _ in range(4):
         with pool_of(start_timeout=10) as pool:
@@ -307,7 +307,7 @@ JOBS = {
 WITHOUT_SERVING = ("groups", "silent", "unthreaded", "everywhere")
 
 if __name__ == "__main__":
-    serve.HUNG_PATIENCE = 0.5
+    serve.HUNG_TIMEOUT = 0.5
     if sys.argv[1] in ("silent", "late") and os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
         from mpi4py import MPI
 

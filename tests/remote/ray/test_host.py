@@ -13,13 +13,13 @@ import pytest
 from envs import CountEnv
 from faults.kit import eventually
 from shoal import Pool
-from shoal.remote import dispatcher
-from shoal.remote import poll_backoff as pace_of
-from shoal.remote.dispatcher import Deliver
+from shoal.remote import options, poll_backoff, transport
 from shoal.remote.host import BlockHost
-from shoal.remote.ray import channel, transport
+from shoal.remote.ray import channel
+from shoal.remote.ray import cluster as cluster_of
 from shoal.remote.ray.host import RayHost
 from shoal.remote.ray.transport import RayOptions
+from shoal.remote.transport import Deliver
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -30,8 +30,8 @@ class Link:
     swap = False
 
     def __init__(self, index: int, deliver: Deliver):
-        self._outpost = RayHost(BlockHost(f"post {index}"))
-        threading.Thread(target=self._outpost.work, daemon=True).start()
+        self._actor = RayHost(BlockHost(f"post {index}"))
+        threading.Thread(target=self._actor.work, daemon=True).start()
         self._deliver, self._calls = deliver, ThreadPoolExecutor(8)
         self._held: list[bytes] = []
 
@@ -45,16 +45,16 @@ class Link:
     def _call(self, messages: list[bytes]) -> None:
         """Hand them over in this order, and wait for none."""
         for data in messages:
-            self._calls.submit(self._outpost.serve, data).add_done_callback(self._answered)
+            self._calls.submit(self._actor.serve, data).add_done_callback(self._answered)
             if data is not messages[-1]:
-                eventually(lambda: self._outpost._host._early)
+                eventually(lambda: self._actor._host._early)
 
     def _answered(self, future: Future[list[Any]]) -> None:
         for answer in future.result():
             self._deliver(answer)
 
     def peek(self) -> None:
-        self._deliver(self._outpost.peek())
+        self._deliver(self._actor.peek())
 
     def kill(self) -> None:
         self._calls.shutdown(wait=False)
@@ -75,7 +75,7 @@ class Calls:
 
 @pytest.mark.parametrize("local", ["serial", "threads", "processes"])
 def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dispatcher.REMOTE, "ray", (__name__, "Calls"))
+    monkeypatch.setitem(transport.REMOTE, "ray", (__name__, "Calls"))
     with Pool(CountEnv, 4, backend="ray", batch_size=2, backend_options={"local_backend": local}) as pool:
         pool.async_reset(seed=0)
         pool.recv(timeout=10)
@@ -92,14 +92,14 @@ def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch
 
 def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(pace_of.time, "perf_counter", lambda: now)
-    pace = channel.looks()
-    for _ in range(pace_of.MEMORY):
+    monkeypatch.setattr(poll_backoff.time, "perf_counter", lambda: now)
+    pace = poll_backoff.PollBackoff(channel.TIMES)
+    for _ in range(poll_backoff.MEMORY):
         pace.restart()
         now += 0.005
         pace.came()
     pace.restart()
-    assert pace.sleep == pace_of.SELDOM, "the last waits were longer"
+    assert pace.sleep == poll_backoff.SELDOM, "the last waits were longer"
     now += 0.0035
     assert pace.sleep == pytest.approx(0.001)
     now += 0.00101
@@ -107,7 +107,7 @@ def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pyte
     now += 0.001
     assert pace.sleep == pytest.approx(0.0001, rel=0.1), "a tenth of the time for which it is late"
     now += 60.0
-    assert pace.sleep == pace.longest
+    assert pace.sleep == pace.times.longest
     pace.came()
     assert pace.sleep == 0.0, "others may follow at once"
 
@@ -120,14 +120,14 @@ NONSENSE: dict[str, Any] = {
 @pytest.mark.parametrize("name", NONSENSE)
 def test_options_that_make_no_sense(name: str) -> None:
     with pytest.raises(ValueError, match=f"backend_options: {name}: expected"):
-        RayOptions.checked({name: NONSENSE[name]})
+        options.checked(RayOptions, {name: NONSENSE[name]})
 
 
 def test_resources_are_numbers() -> None:
     with pytest.raises(ValueError, match="resources: simulator: expected a number"):
-        RayOptions.checked({"resources": {"simulator": "one"}})
+        options.checked(RayOptions, {"resources": {"simulator": "one"}})
     with pytest.raises(ValueError, match="found 3"):
-        RayOptions.checked({3: 4})  # type: ignore[dict-item]
+        options.checked(RayOptions, {3: 4})  # type: ignore[dict-item]
 
 
 class FakeRay:
@@ -152,8 +152,8 @@ class FakeRay:
 
 def test_only_the_cluster_that_we_have_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay()
-    monkeypatch.setattr(transport, "_ray", lambda: fake)
-    cluster = transport._Cluster()
+    monkeypatch.setattr(cluster_of, "import_ray", lambda: fake)
+    cluster = cluster_of.Cluster()
     _, ours = cluster.enter(None)
     cluster.enter(None)
     cluster.leave(ours)

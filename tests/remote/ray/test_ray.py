@@ -24,8 +24,8 @@ from faults.kit import alive, eventually
 from remote.kit import PlacedEnv, history
 from shoal import Pool
 from shoal.dialects import puffer
-from shoal.remote.bell import BellTower
-from shoal.remote.ray.transport import _Cluster
+from shoal.remote.bell import BellMemory
+from shoal.remote.ray.cluster import connect
 from shoal.support.optional_dependencies import install
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')
@@ -93,15 +93,15 @@ def links(pool: Pool) -> tuple[Any, Any]:
 @pytest.mark.parametrize("bells", [True, False])
 def test_small_messages_of_this_node_need_no_call(bells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not bells:  # as where the system has none: both sides look for messages
-        monkeypatch.setattr(BellTower, "build", lambda home, ranks: BellTower(home))
+        monkeypatch.setattr(BellMemory, "create", lambda home, ranks: BellMemory(home))
     with pool_of(backend_options={"placement": "STRICT_SPREAD"}) as pool:
         pool.reset(seed=0)
         mine, others = links(pool)
-        eventually(lambda: mine._there)
+        eventually(lambda: mine._requests)
         assert mine.rings == bells
         for _ in range(10):
             pool.step(ZEROS)
-        assert mine._sent == mine._heard >= 10
+        assert mine._sent == mine._answered >= 10
         assert others._sent == 0
 
 
@@ -110,9 +110,9 @@ def test_answers_that_are_too_large_for_the_short_way_are_fetched() -> None:
     spread = {"placement": "STRICT_SPREAD"}
     with pool_of(env, 6, backend_options=spread) as pool, Pool(env, 6, backend="serial") as other:
         mine, _ = links(pool)
-        eventually(lambda: mine._there)
+        eventually(lambda: mine._requests)
         assert (pool.reset(seed=0).obs == other.reset(seed=0).obs).all()
-        assert mine._there is None, "those that follow are calls at once"
+        assert mine._requests is None, "those that follow are calls at once"
         assert mine._sent == 1
         for _ in range(5):
             assert (pool.step(ZEROS).obs == other.step(ZEROS).obs).all()
@@ -274,7 +274,7 @@ def test_an_address_of_no_cluster_is_refused_in_one_sentence(address: str, words
             raise ConnectionError("Could not find any running Ray instance.\nPlease specify the one to connect to.")
 
     with pytest.raises(shoal.StartError, match=words.replace("ray start", '"ray start')) as caught:
-        _Cluster._connect(Unconnected, address)
+        connect(Unconnected, address)
     assert "\n" not in str(caught.value)
 
 
@@ -477,7 +477,7 @@ def test_wrong_addresses_of_the_environment_are_refused(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", told)
     with pytest.raises(shoal.StartError, match=f"^{words}"):
-        _Cluster._connect(None, address)
+        connect(None, address)
 
 
 def test_nodes_without_shoal(tmp_path: Path) -> None:
