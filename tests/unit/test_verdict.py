@@ -9,7 +9,7 @@ import pytest
 
 from shoal.native import counters as c
 from shoal.observe import diagnosis as words
-from shoal.observe.diagnosis import duration
+from shoal.observe.words import duration
 from shoal.observe.stats import Counts, PoolStats, quantile
 
 SECOND = 10**9
