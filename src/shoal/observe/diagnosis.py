@@ -80,7 +80,7 @@ def _stragglers(stats: PoolStats) -> str:
 
 
 def _from_uneven_blocks(stats: PoolStats) -> float:
-    """Return the share of the time in which workers with fewer envs wait for those with more, if all steps are alike."""
+    """Return the share of the time in which workers with fewer envs wait for the others, if all steps are alike."""
     envs, sizes = stats.envs, [len(block) for block in stats.blocks]
     mean = sum(env.mean for env in envs) / max(1, len(envs))
     return (max(sizes) - sum(sizes) / len(sizes)) * mean * stats.batches / stats.seconds

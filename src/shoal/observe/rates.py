@@ -135,5 +135,5 @@ def _inside_ns(look: Look) -> Numbers:
 
 
 def _busy_ns(look: Look) -> Numbers:
-    """Return the time at work so far. Workers count a pass when it ends; of an unfinished pass the present env counts."""
+    """Return the time at work so far. Workers count a pass at its end; until then only the present env counts."""
     return look.workers["busy_ns"] + np.where(look.workers["at"] > 0, _inside_ns(look), 0)
