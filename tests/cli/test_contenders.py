@@ -16,7 +16,7 @@ import pytest
 
 from shoal.cli import bench
 from shoal.cli.contenders import Contender, PlainLoop, Role, limits
-from shoal.cli.peers import EnvPool, GymnasiumAsync, GymnasiumSync, others
+from shoal.cli.peers import EnvPoolRunner, GymnasiumAsync, GymnasiumSync, others
 from shoal.cli.work import Work
 from shoal.support import processes
 
@@ -85,7 +85,7 @@ def test_one_that_hangs_is_ended_with_its_children(odd: Any, tmp_path: Path) -> 
 
 @needs_proc
 def test_one_that_cannot_close_is_ended(odd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.cli.host.CLOSE_PATIENCE", 0.5)
+    monkeypatch.setattr("shoal.cli.contender_process.CLOSE_PATIENCE", 0.5)
     result = bench.measure(work(), [Contender("stays", odd.HangsAtClose)], SETTINGS)
     assert result.row("stays").rates == [200.0] * 3
 
@@ -171,7 +171,7 @@ def test_peers_run_where_they_are_installed(contender: Contender) -> None:
 
 
 def test_envpool_is_told_from_python() -> None:
-    assert not EnvPool.python
+    assert not EnvPoolRunner.python
     assert GymnasiumAsync.python
 
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.cli import report
 from shoal.cli.bench import RateSummary, Result, Row, Settings, summary
 from shoal.cli.contenders import Contender, Opened, PlainLoop, Role
-from shoal.cli.peers import EnvPool, GymnasiumAsync
+from shoal.cli.peers import EnvPoolRunner, GymnasiumAsync
 from shoal.cli.work import Work
 
 LIMITS: list[float | None] = [100.0, 400.0, 200.0]
@@ -24,7 +24,7 @@ def result() -> Result:
         Row(Contender("slow", GymnasiumAsync), rates=[10.0, 20.0, 10.0], limits=LIMITS, starts=[opened]),
         Row(Contender("2 plain loops", PlainLoop, role=Role.LIMIT), rates=LIMITS, limits=LIMITS),
         Row(Contender("fast", PlainLoop, role=Role.SHOAL), rates=[90.0, 320.0, 170.0], limits=LIMITS, note="because"),
-        Row(Contender("C++", EnvPool), rates=[200.0, 800.0, 400.0], limits=LIMITS),
+        Row(Contender("C++", EnvPoolRunner), rates=[200.0, 800.0, 400.0], limits=LIMITS),
         Row(Contender("broken", GymnasiumAsync), "failed", "no luck\nat all", rates=[None] * 3, limits=LIMITS),
     ]
     return Result(work, Settings(rounds=3), rows)
@@ -60,7 +60,7 @@ def test_rows_are_read_limit_first_then_fastest_then_those_out(result: Result) -
 
 
 def test_json_keeps_every_round(result: Result) -> None:
-    document = json.loads(report.as_json([result], {"python": "3"}))
+    document = json.loads(report.as_json(report.as_dict([result], {"python": "3"})))
     (found,) = document["results"]
     rows = {row["name"]: row for row in found["rows"]}
     assert rows["fast"]["rates"] == [90.0, 320.0, 170.0]
@@ -72,11 +72,10 @@ def test_json_keeps_every_round(result: Result) -> None:
     assert rows["C++"]["python"] is False
 
 
-def test_markdown_has_a_line_for_each_figure_and_a_note_for_each_failure(result: Result) -> None:
-    text = report.markdown([result])
-    assert "| slow | 0.01 k | 0.05 (0.05..0.08) | 0.50 s | 2 x 40 MiB |" in text
-    assert "- broken: failed: no luck\n" in text
-    assert "- fast: because" in text
+def test_a_table_has_a_line_for_each_figure_and_a_note_for_each_failure(result: Result) -> None:
+    assert report.cells(result, result.row("slow")) == ("slow", "0.01 k", "0.05 (0.05..0.08)", "0.50 s", "2 x 40 MiB")
+    assert "broken: failed: no luck" in report.notes(result)
+    assert "fast: because" in report.notes(result)
 
 
 def test_headline_compares_with_the_best_python_peer_round_by_round(result: Result) -> None:

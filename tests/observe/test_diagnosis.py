@@ -9,8 +9,8 @@ import pytest
 
 from shoal.native import counters as c
 from shoal.observe import diagnosis as words
-from shoal.observe.diagnosis import duration
 from shoal.observe.stats import Counts, PoolStats, quantile
+from shoal.observe.words import duration
 
 SECOND = 10**9
 

@@ -1,4 +1,4 @@
-"""The model of far pools: its limits, its bounds against its simulation, its advice, and `shoal plan`."""
+"""The model of far pools: its limits, its bounds against its simulation, its advice, and `shoal estimate`."""
 
 from __future__ import annotations
 
@@ -278,12 +278,12 @@ def test_advice_never_goes_against_its_own_plan() -> None:
 def test_many_nodes_are_advised_on_by_few_small_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes: list[int] = []
 
-    class Seen(simulation._Pool):
+    class Seen(simulation._PoolSimulation):
         def __init__(self, setup: Setup, seed: int):
             lanes.append(setup.envs)
             super().__init__(setup, seed)
 
-    monkeypatch.setattr(simulation, "_Pool", Seen)
+    monkeypatch.setattr(simulation, "_PoolSimulation", Seen)
     found = advise(cluster(step=StepTime(2 * MS, 0.5), envs=1_000_000, nodes=100_000))
     assert 1 < found.nodes < 10_000
     assert len(lanes) < 100
@@ -373,8 +373,8 @@ NUMBERS = [
 MACHINES = ["--envs", "64", "--nodes", "2", "--cores", "4"]
 
 
-def test_plan_says_how_fast_what_limits_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["plan", *NUMBERS]) == 0
+def test_estimate_says_how_fast_what_limits_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["estimate", *NUMBERS]) == 0
     out = capsys.readouterr().out
     for words in (
         "steps/s, limited by the driver's link",
@@ -387,8 +387,8 @@ def test_plan_says_how_fast_what_limits_and_what_to_do(capsys: pytest.CaptureFix
         assert words in out, words
 
 
-def test_plan_as_json_is_the_same_and_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["plan", *NUMBERS, "--json"]) == 0
+def test_estimate_as_json_is_the_same_and_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["estimate", *NUMBERS, "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     use = found["use"]
     assert use["actors"] * use["envs_per_actor"] >= 4096
@@ -399,14 +399,23 @@ def test_plan_as_json_is_the_same_and_has_no_infinities(capsys: pytest.CaptureFi
     assert set(found["gains"]) == set(PARTS)
 
 
-def test_plan_measures_an_env(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["plan", "--env", "CartPole-v1", *MACHINES, "--json"]) == 0
+def test_estimate_measures_an_env(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["estimate", "--env", "CartPole-v1", *MACHINES, "--json"]) == 0
     env = json.loads(capsys.readouterr().out)["env"]
     assert (env["obs_bytes"], env["action_bytes"]) == (16, 8)
     assert env["mean_s"] > 0
-    assert main.main(["plan", "--env", "CartPole-v1", "--spread", "0", "--obs-bytes", "5", *MACHINES, "--json"]) == 0
+    assert (
+        main.main(["estimate", "--env", "CartPole-v1", "--spread", "0", "--obs-bytes", "5", *MACHINES, "--json"]) == 0
+    )
     env = json.loads(capsys.readouterr().out)["env"]
     assert (env["obs_bytes"], env["spread"]) == (5, 0)
+
+
+def test_under_its_old_name_it_works_and_says_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["estimate", *NUMBERS]) == 0
+    now = capsys.readouterr()
+    assert main.main(["plan", *NUMBERS]) == 0
+    assert capsys.readouterr() == (now.out, "shoal plan is called shoal estimate now: use that name\n")
 
 
 @pytest.mark.parametrize(
@@ -418,11 +427,11 @@ def test_plan_measures_an_env(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=lambda env: env[1],
 )
-def test_the_call_that_plan_prints_makes_such_a_pool(
+def test_the_call_that_estimate_prints_makes_such_a_pool(
     env: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All but the cluster: the same words are taken by a Pool, which says what it lacks. Nothing else is needed."""
-    assert main.main(["plan", *env, *MACHINES, "--json"]) == 0
+    assert main.main(["estimate", *env, *MACHINES, "--json"]) == 0
     call = json.loads(capsys.readouterr().out)["call"]
     seen: dict[str, Any] = {}
     monkeypatch.setattr(
@@ -452,11 +461,11 @@ def test_the_call_that_plan_prints_makes_such_a_pool(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_plan_refuses_nonsense_in_one_sentence(
+def test_estimate_refuses_nonsense_in_one_sentence(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        code: Any = main.main(["plan", *arguments])
+        code: Any = main.main(["estimate", *arguments])
     except SystemExit as stop:
         code = stop.code
     out, err = capsys.readouterr()
@@ -464,7 +473,7 @@ def test_plan_refuses_nonsense_in_one_sentence(
     assert says in err
 
 
-def test_plan_says_what_to_give_for_observations_of_no_fixed_size(
+def test_estimate_says_what_to_give_for_observations_of_no_fixed_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "my_graph_env.py").write_text(
@@ -480,7 +489,7 @@ def test_plan_says_what_to_give_for_observations_of_no_fixed_size(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert main.main(["plan", "--env", "my_graph_env:Growing", *MACHINES]) == 2
+    assert main.main(["estimate", "--env", "my_graph_env:Growing", *MACHINES]) == 2
     assert "--obs-bytes" in capsys.readouterr().err
 
 
@@ -488,10 +497,12 @@ def test_plan_says_what_to_give_for_observations_of_no_fixed_size(
 @pytest.mark.parametrize(
     "numbers", [["--env-ms", "0"], ["--env-ms", "60000", "--spread", "100"]], ids=lambda one: one[1]
 )
-def test_plan_reads_well_whatever_the_numbers(
+def test_estimate_reads_well_whatever_the_numbers(
     numbers: list[str], envs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(["plan", *numbers, "--obs-bytes", "16", "--envs", str(envs), "--nodes", "1", "--cores", "4"]) == 0
+    assert (
+        main.main(["estimate", *numbers, "--obs-bytes", "16", "--envs", str(envs), "--nodes", "1", "--cores", "4"]) == 0
+    )
     out = capsys.readouterr().out
     for wrong in (" inf", "nan", "e+0", "1 envs", "1 nodes", "1 messages", "1 batches", "1 workers", " 0 steps/s"):
         assert wrong not in out.replace("1e", ""), (wrong, out)

@@ -1,8 +1,8 @@
-"""The process in which one contender lives: takes commands over a pipe until told to close.
+"""The main module of a contender's process: it answers commands from a pipe until the pipe is closed.
 
-A process of its own keeps contenders out of each other's interpreter lock, memory and crashes, and
-lets the host end one that hangs. Imports stay inside functions: workers that a contender starts by
-spawn or forkserver import this module again as their main module, and should not pay for it.
+In a process of its own a contender has its own interpreter lock and memory, and can crash or hang without harm to
+others. Imports stay inside functions: workers that a contender starts by spawn or forkserver import this module again
+as their main module, and their start must stay quick.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
     from shoal.cli.work import Work
 
 
-class Guest:
-    """Holds the runner between commands; one method for each command."""
+class Commands:
+    """The commands, one method for each, and the runner that they share."""
 
     def __init__(self) -> None:
         self.runner: Runner | None = None
 
     def open(self, contender: Contender, work: Work) -> Opened:
-        """Build the runner and reset it; importing its library is not part of the time."""
+        """Build the runner and reset it. The import of its library does not count."""
         from importlib import import_module
 
         from shoal.cli.contenders import Opened
@@ -50,26 +49,24 @@ class Guest:
         )
 
     def run(self, warm: float, seconds: float) -> Tally:
-        """Step untimed for a moment, so that caches and clocks are warm, then for the time."""
+        """Step for `warm` seconds, in which caches fill, and then for the time that counts."""
         if self.runner is None:
-            raise RuntimeError("nothing is open")
+            raise RuntimeError("no contender is open")
         self.runner.run(warm)
         return self.runner.run(seconds)
 
     def close(self) -> None:
-        """Close the runner; the process stays and may open another."""
+        """Close the runner. The process stays, and may open another."""
         runner, self.runner = self.runner, None
         if runner is not None:
             runner.close()
 
 
 def serve(pipe: Connection) -> None:
-    """Answer each `(command, arguments)` with `(word, value)` until the host hangs up."""
+    """Answer each `(command, arguments)` with `(word, value)` until the other end is closed."""
     from shoal.support.usage import Skip
 
-    guest = Guest()
-    commands: dict[str, Callable[..., Any]]
-    commands = {"open": guest.open, "run": guest.run, "close": guest.close}
+    commands = Commands()
     while True:
         try:
             command, arguments = pipe.recv()
@@ -77,7 +74,7 @@ def serve(pipe: Connection) -> None:
             return
         answer: tuple[str, Any]
         try:
-            answer = ("ok", commands[command](*arguments))
+            answer = ("ok", getattr(commands, command)(*arguments))
         except Skip as reason:
             answer = ("skipped", str(reason))
         except Exception as error:
@@ -86,11 +83,11 @@ def serve(pipe: Connection) -> None:
 
 
 def main() -> None:
-    """Serve the descriptor named on the command line, then leave without waiting for anybody."""
+    """Serve the descriptor that the command line names, then leave at once."""
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     serve(Connection(descriptor))
-    # A peer's threads or atexit handlers might wait forever; the host has all it wanted.
+    # Threads or atexit handlers of a library might wait for ever.
     os._exit(0)
 
 

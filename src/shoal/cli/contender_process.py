@@ -1,4 +1,4 @@
-"""Starts a contender in its own process, talks to it under a deadline, and ends it for good."""
+"""Starts a contender in its own process, sends it commands with a time limit, and ends it with all its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any
 
 from shoal.cli.contenders import Contender, Opened, Tally
@@ -23,7 +22,7 @@ CLOSE_PATIENCE = 10.0
 
 
 class ContenderLost(Exception):
-    """A contender is out: `word` is "failed" or "skipped", the message says why."""
+    """A contender cannot go on: `word` is "failed" or "skipped", the message says why."""
 
     def __init__(self, word: str, reason: str) -> None:
         super().__init__(reason)
@@ -31,15 +30,15 @@ class ContenderLost(Exception):
 
 
 class ContenderProcess:
-    """The handle on one guest process."""
+    """The process of one contender, which runs `contender_main`."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
-        # A session of its own: Ctrl-C reaches only us, and the whole of it can be found again.
+        # In a session of its own Ctrl-C does not reach it, and all its processes can be found.
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.cli.guest", str(theirs.fileno())],
+                [sys.executable, "-m", "shoal.cli.contender_main", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -51,14 +50,14 @@ class ContenderProcess:
         self._seen: set[processes.Process] = set()
 
     def ask(self, command: str, *arguments: Any) -> None:
-        """Send a command; the answer is for `answer`."""
+        """Send a command; `answer` returns the answer."""
         try:
             self._pipe.send((command, arguments))
         except OSError as error:
             raise self._gone() from error
 
     def answer(self, patience: float) -> Any:
-        """Return the answer to the last command, or raise ContenderLost when none comes in time."""
+        """Return the answer to the last command. Raises ContenderLost if none comes in time."""
         deadline = time.monotonic() + patience
         while not self._pipe.poll(0.05):
             if self._process.poll() is not None and not self._pipe.poll(0):
@@ -76,19 +75,19 @@ class ContenderProcess:
         return value
 
     def open(self, contender: Contender, work: Work, patience: float) -> Opened:
-        """Build the contender over there and remember which processes it brought along."""
+        """Build the contender in the process, and remember the processes that it has started."""
         self.ask("open", contender, work)
         opened: Opened = self.answer(patience)
         self._seen.update(processes.family(self._process.pid))
         return opened
 
     def close_runner(self) -> None:
-        """Close the contender but keep its process, in which it may be opened again."""
+        """Close the contender but keep its process, where it may be opened again."""
         self.ask("close")
         self.answer(CLOSE_PATIENCE)
 
     def end(self, gently: bool = True) -> None:
-        """Close the contender if it can still listen, then kill all that is left of it."""
+        """Close the contender, if `gently`, then kill its process and all that it has started."""
         if gently:
             with contextlib.suppress(ContenderLost):
                 self.close_runner()
@@ -96,7 +95,7 @@ class ContenderProcess:
         self._pipe.close()
         self._process.kill()
         self._process.wait()
-        # Twice, for one that was being forked while we looked.
+        # Twice, because a process may be forked during the first search.
         for _ in range(2):
             self._seen.update(processes.family(self._process.pid))
             for process in self._seen:
@@ -108,12 +107,7 @@ class ContenderProcess:
     def __enter__(self) -> ContenderProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.end(gently=kind is None)
 
     def _gone(self) -> ContenderLost:
@@ -122,18 +116,15 @@ class ContenderProcess:
         except subprocess.TimeoutExpired:
             return ContenderLost("failed", "its process hung up")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        last = self._last_words()
-        return ContenderLost("failed", f"its process died ({how}){': ' + last if last else ''}")
-
-    def _last_words(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1].strip()[:200] if lines else ""
+        last = f": {lines[-1].strip()[:200]}" if lines else ""
+        return ContenderLost("failed", f"its process died ({how}){last}")
 
 
-def run_together(hosts: Sequence[ContenderProcess], warm: float, seconds: float, patience: float) -> float:
-    """Let all hosts step at the same time; return their steps per second, added up."""
-    for host in hosts:
-        host.ask("run", warm, seconds)
-    tallies: list[Tally] = [host.answer(patience) for host in hosts]
+def run_together(copies: Sequence[ContenderProcess], warm: float, seconds: float, patience: float) -> float:
+    """Let all copies of a contender step at the same time; return the sum of their steps per second."""
+    for copy in copies:
+        copy.ask("run", warm, seconds)
+    tallies: list[Tally] = [copy.answer(patience) for copy in copies]
     return sum(tally.steps / tally.seconds for tally in tallies)
