@@ -24,7 +24,8 @@ envs = shoal.make(Walk, num_envs=4096)
 
 from __future__ import annotations
 
-from shoal.compiled.env import Env, function
+from shoal.compiled.definition import function
+from shoal.compiled.env import Env
 from shoal.compiled.library_env import from_library, include_folder
 from shoal.compiled.plain import as_gymnasium
 from shoal.compiled.policy import policy

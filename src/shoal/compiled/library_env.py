@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal import native
-from shoal.compiled.env import Definition, Env
+from shoal.compiled.definition import Definition
+from shoal.compiled.env import Env
 from shoal.errors import BadEnv
 
 __all__ = ["LibraryEnv", "from_library", "include_folder"]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.compiled import numba_random
-from shoal.compiled.env import function
+from shoal.compiled.definition import function
 from shoal.compiled.random import integer, normal, uniform
 from shoal.spaces.leaves import Leaf
 

@@ -16,8 +16,8 @@ from shoal import native
 from shoal.compiled.plain import PlainEnv
 from shoal.compiled.pool_envs import CompiledEnvs
 from shoal.compiled.random import begin_stream
+from shoal.compiled.source_parts import wide_type
 from shoal.compiled.task import FRAME_FIELDS, LANE_FIELDS, Task
-from shoal.compiled.template import wide_type
 from shoal.errors import BadObservation
 from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_NOTE, Note, Reply, StepperConfig
 from shoal.memory.packed_errors import PackedError, pack_error

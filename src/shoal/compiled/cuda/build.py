@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled import numba_random, random
-from shoal.compiled.cuda.source import Kind, constants, kernel_source, launch_bounds, narrow
-from shoal.compiled.env import Definition
+from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds, narrow
+from shoal.compiled.definition import Definition
 from shoal.compiled.random import EPISODE, GAMMA, MASK
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
@@ -57,7 +57,7 @@ def driver() -> Any:
     return cuda
 
 
-def build(definition: Definition, kind: Kind, precision: str, policy: Any = None, debug: bool = False) -> Any:
+def build(definition: Definition, kind: KernelKind, precision: str, policy: Any = None, debug: bool = False) -> Any:
     """The kernel of a class, to be launched as `kernel[blocks, threads, stream](...)`.
 
     Raises:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, check, driver, explained, simulated
-from shoal.compiled.cuda.source import BLOCK, Kind, arguments, has_columns, length_type, narrow
-from shoal.compiled.env import Definition, define
+from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments, has_columns, length_type, narrow
+from shoal.compiled.definition import Definition, define
 from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.pool_envs import find_class
-from shoal.compiled.template import row_shape, wide_type
+from shoal.compiled.source_parts import row_shape, wide_type
 from shoal.envs.group import MODES
 from shoal.errors import BadAction, BadCall, PoolClosed
 from shoal.spaces.leaves import assemble, get_path
@@ -172,12 +172,12 @@ class CudaEnvs:
 
     # ---- launches --------------------------------------------------------------------------------------------
 
-    def _kind(self, does: str, masked: bool = False, policy_params: int = 0) -> Kind:
+    def _kind(self, does: str, masked: bool = False, policy_params: int = 0) -> KernelKind:
         steps = does != "reset"
         mode = self.autoreset if steps and not masked else "disabled"
-        return Kind(does, mode, masked, self._own_params, self.track_episodes and steps, policy_params)
+        return KernelKind(does, mode, masked, self._own_params, self.track_episodes and steps, policy_params)
 
-    def _launcher(self, kind: Kind, given: Mapping[str, Any], policy: Any = None) -> Any:
+    def _launcher(self, kind: KernelKind, given: Mapping[str, Any], policy: Any = None) -> Any:
         """A function (stream) that launches a kernel with the envs' own arrays and those given."""
         if not self._begun and kind.does != "reset":
             raise BadCall(f"{kind.does}: the envs have not begun an episode; call reset() first")
