@@ -55,7 +55,7 @@ class _Walker:
 
     def __init__(self, update: Any):
         self._update = update
-        self._seen: dict[int, int] = {}
+        self._seen: dict[Any, int] = {}
         self._kept: list[Any] = []  # so that no other object gets the id of one of these meanwhile
 
     def add(self, value: Any, used: frozenset[str] = frozenset()) -> None:
@@ -74,11 +74,13 @@ class _Walker:
                 self.add(one, used)
         elif isinstance(value, types.CodeType):
             self._add_code(value)
+        elif is_namespace(value):
+            self._add_namespace(value, used)
         elif self._is_new(value):
-            self._add_object(value, used)
+            self._add_object(value)
 
-    def _is_new(self, value: Any) -> bool:
-        place = self._seen.setdefault(id(value), len(self._seen))
+    def _is_new(self, value: Any, name: str = "") -> bool:
+        place = self._seen.setdefault((id(value), name), len(self._seen))
         self._kept.append(value)
         self._update(str(place).encode())
         return place == len(self._seen) - 1
@@ -95,16 +97,17 @@ class _Walker:
         self.add(code.co_consts)
         self.add(getattr(code, "co_exceptiontable", b""))
 
-    def _add_object(self, value: Any, used: frozenset[str]) -> None:
+    def _add_namespace(self, value: Any, used: frozenset[str]) -> None:
+        self._update(value.__name__.encode())
+        for name in sorted(used):
+            if hasattr(value, name) and self._is_new(value, name):
+                self.add(name)
+                self.add(getattr(value, name), used - {name})
+
+    def _add_object(self, value: Any) -> None:
         function = getattr(value, "py_func", value)  # the Python function, if Numba has wrapped it
         if isinstance(function, types.FunctionType):
             self._add_function(function)
-        elif is_namespace(value):
-            self._update(value.__name__.encode())
-            for name in sorted(used):
-                if hasattr(value, name):
-                    self.add(name)
-                    self.add(getattr(value, name), used - {name})
         elif isinstance(value, type | types.BuiltinFunctionType | np.ufunc):
             self._update(f"{getattr(value, '__module__', '')}.{getattr(value, '__name__', value)}".encode())
         else:
