@@ -20,7 +20,7 @@ class Source(NamedTuple):
     """What is to be compiled.
 
     Attributes:
-        entry: the name of the function in the text whose address is wanted.
+        entry: the name of the function in the text that is to be called.
         functions: the user's functions that it calls, by the names that it has for them.
         values: all else that it needs, by name.
         debug: whether the user's functions check indices.

@@ -227,7 +227,7 @@ def _alone(handle: Any, values: list[Any]) -> tuple[Any, list[Any]]:
 def _refuse(axis_size: int, in_batched: Any, handle: Any, values: Any) -> Any:
     raise BadCall(
         f"vmap over the envs of a pool would step them {axis_size} times, one after the other: make the pool larger "
-        "instead, whose num_envs is the batch"
+        "instead: its num_envs is the batch"
     )
 
 

@@ -110,14 +110,19 @@ class _InGraph:
             found = tf.numpy_function(callback, given, types)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def _restart(self) -> Any:
-        *observ, reward = self._call(self._on_reset, [], [*self._types, tf.float32])
+    def _restart(self, ids: Any = None) -> Any:
+        """Reset these envs (None: all), and update just their rows."""
+        given = [] if ids is None else [ids]
+        *observ, reward = self._call(self._on_reset, given, [*self._types, tf.float32])
+        lead = self._lead if ids is None else (ids.shape[0],)
+        off = tf.zeros(self._lead if ids is None else tf.shape(ids), tf.bool)
+        flags = (self.done, self.terminated, self.truncated)
         with tf.control_dependencies([reward]):  # if it raises, nothing is assigned
             for tensor, variable in zip((*observ, reward), (*self._observ, self.reward), strict=True):
-                tensor.set_shape(variable.shape)
-                variable.assign(tensor, read_value=False)
-            for flag in (self.done, self.terminated, self.truncated):
-                flag.assign(tf.zeros(self._lead, tf.bool), read_value=False)
+                tensor.set_shape([*lead, *variable.shape[len(self._lead) :]])
+                _update(variable, ids, tensor)
+            for flag in flags:
+                _update(flag, ids, off)
         return self._host.nest(observ)
 
     # ---- callbacks ---------------------------------------------------------------------------------------------
@@ -126,8 +131,12 @@ class _InGraph:
         _remember_thread()
         return self._host.step(*actions)
 
-    def _on_reset(self) -> Any:
-        return (*self._host.reset(), np.zeros(self._host.num_envs, np.float32))
+    def _on_reset(self, ids: Any = None) -> Any:
+        if ids is not None and len(ids) == 0:
+            obs: Arrays = tuple(np.zeros((0, *leaf.shape), leaf.dtype) for leaf in self._host.obs_leaves)
+        else:
+            obs = self._host.reset(ids)
+        return (*obs, np.zeros(self._host.num_envs if ids is None else len(ids), np.float32))
 
 
 class InGraphBatchEnv(_InGraph):
@@ -173,25 +182,7 @@ class InGraphBatchEnv(_InGraph):
             their first observations [k, ...], in the order of `indices`.
         """
         with eager_errors(), tf.device(_CPU), tf.name_scope("reset"):
-            if indices is None:
-                return self._restart()
-            ids = _as_ids(indices)
-            *observ, reward = self._call(self._on_reset_some, [ids], [*self._types, tf.float32])
-            with tf.control_dependencies([reward]):  # if it raises, nothing is assigned
-                at, off = ids[:, None], tf.zeros(tf.shape(ids), tf.bool)
-                for rows, variable in zip((*observ, reward), (*self._observ, self.reward), strict=True):
-                    rows.set_shape([ids.shape[0], *variable.shape[1:]])
-                    if 0 not in variable.shape:  # an op would refuse to update nothing
-                        variable.scatter_nd_update(at, rows)
-                for flag in (self.done, self.terminated, self.truncated):
-                    flag.scatter_nd_update(at, off)
-            return self._host.nest(observ)
-
-    def _on_reset_some(self, ids: Any) -> Any:
-        reward = np.zeros(len(ids), np.float32)
-        if len(ids) == 0:
-            return (*(np.zeros((0, *leaf.shape), leaf.dtype) for leaf in self._host.obs_leaves), reward)
-        return (*self._host.reset(ids), reward)
+            return self._restart(None if indices is None else _as_ids(indices))
 
 
 class InGraphEnv(_InGraph):
@@ -233,8 +224,8 @@ class InGraphEnv(_InGraph):
     def _on_step(self, *actions: Any) -> Any:
         return [array[0] for array in super()._on_step(*(np.asarray(action)[None] for action in actions))]
 
-    def _on_reset(self) -> Any:
-        return [array[0] for array in super()._on_reset()]
+    def _on_reset(self, ids: Any = None) -> Any:
+        return [array[0] for array in super()._on_reset(ids)]
 
 
 def _remember_thread() -> None:
@@ -250,6 +241,14 @@ def _remember_thread() -> None:
 
 def _variable(name: str, shape: tuple[int, ...], kind: Any, value: Any = 0) -> Any:
     return tf.Variable(np.full(shape, value, tf.as_dtype(kind).as_numpy_dtype), trainable=False, name=name)
+
+
+def _update(variable: Any, ids: Any, values: Any) -> None:
+    """Assign a variable, or some of its rows."""
+    if ids is None:
+        variable.assign(values, read_value=False)
+    elif 0 not in variable.shape:  # the op refuses to update nothing
+        variable.scatter_nd_update(ids[:, None], values)
 
 
 def _as_ids(indices: Any) -> Any:

@@ -38,34 +38,11 @@ class Bridge:
     """The env that the operators find by the number in its handle."""
 
     def __init__(self, host: GraphHost, carrier: OnHost | Pinned):
-        self.host, self._carrier = host, carrier
+        self.host, self.carrier = host, carrier
         number = next(_numbers)
         _bridges[number] = weakref.ref(self, lambda _: _bridges.pop(number, None))
         with torch.inference_mode(False):  # so that the handle can be used inside and outside inference mode
             self.handle = torch.tensor([number, 0], dtype=torch.int64, device="cpu")
-
-    def reset(self, seed: Any, env_ids: Tensor | None) -> tuple[Tensor, ...]:
-        """Return the leaves of the first observations."""
-        with own_errors():
-            return self._carrier.tensors(self.host.reset(self._ids(env_ids), seed))
-
-    def step(self, actions: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the leaves of the observation, reward, terminated, truncated."""
-        return self._carrier.tensors(self.host.exchange(self._carrier.arrays(actions)))
-
-    def send(self, env_ids: Tensor | None, actions: Sequence[Tensor]) -> None:
-        """Start a step."""
-        with own_errors():
-            self.host.send(self._ids(env_ids), *self._carrier.arrays(actions))
-
-    def recv(self) -> tuple[Tensor, ...]:
-        """Return env ids, and what `step` returns."""
-        with own_errors():
-            ids, answer = self.host.recv()
-            return self._carrier.tensors((ids, *answer))
-
-    def _ids(self, env_ids: Tensor | None) -> npt.NDArray[Any] | None:
-        return None if env_ids is None else env_ids.cpu().numpy()
 
 
 def _bridge(handle: Tensor) -> Bridge:
@@ -117,12 +94,19 @@ def _read_outputs(text: str) -> OutputShapes:
 def _reset(
     handle: Tensor, layout: str, seed: int | None, seeds: Sequence[int] | None, env_ids: Tensor | None
 ) -> Tensor | tuple[Tensor, ...] | None:
-    return _as_declared(_bridge(handle).reset(seed if seeds is None else list(seeds), env_ids))
+    bridge = _bridge(handle)
+    with own_errors():
+        obs = bridge.host.reset(_as_array(env_ids), seed if seeds is None else list(seeds))
+        return _as_declared(bridge.carrier.tensors(obs))
 
 
 def _fake_reset(handle: Tensor, layout: str, seed: Any, seeds: Any, env_ids: Tensor | None) -> Any:
     outputs = _read_outputs(layout)
     return _as_declared(outputs.fake_obs(outputs.num_envs if env_ids is None else env_ids.shape[0]))
+
+
+def _as_array(env_ids: Tensor | None) -> npt.NDArray[Any] | None:
+    return None if env_ids is None else env_ids.cpu().numpy()
 
 
 def _as_declared(leaves: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:
@@ -131,7 +115,8 @@ def _as_declared(leaves: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | No
 
 
 def _step(handle: Tensor, layout: str, actions: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return _bridge(handle).step(actions)
+    bridge = _bridge(handle)
+    return bridge.carrier.tensors(bridge.host.exchange(bridge.carrier.arrays(actions)))
 
 
 def _fake_step(handle: Tensor, layout: str, actions: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -140,7 +125,9 @@ def _fake_step(handle: Tensor, layout: str, actions: Sequence[Tensor]) -> tuple[
 
 
 def _send(handle: Tensor, layout: str, env_ids: Tensor | None, actions: Sequence[Tensor]) -> None:
-    _bridge(handle).send(env_ids, actions)
+    bridge = _bridge(handle)
+    with own_errors():
+        bridge.host.send(_as_array(env_ids), *bridge.carrier.arrays(actions))
 
 
 def _fake_send(handle: Tensor, layout: str, env_ids: Tensor | None, actions: Sequence[Tensor]) -> None:
@@ -148,7 +135,10 @@ def _fake_send(handle: Tensor, layout: str, env_ids: Tensor | None, actions: Seq
 
 
 def _recv(handle: Tensor, layout: str) -> tuple[Tensor, ...]:
-    return _bridge(handle).recv()
+    bridge = _bridge(handle)
+    with own_errors():
+        ids, answer = bridge.host.recv()
+        return bridge.carrier.tensors((ids, *answer))
 
 
 def _fake_recv(handle: Tensor, layout: str) -> tuple[Tensor, ...]:
