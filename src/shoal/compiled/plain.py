@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from shoal.compiled.env import Definition, Env, define
+from shoal.compiled.definition import Definition, define
 from shoal.compiled.random import begin_stream
 from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv
@@ -19,7 +19,7 @@ from shoal.spaces.leaves import assemble, get_path
 __all__ = ["PlainEnv", "PlainGroup", "as_gymnasium", "plain_env"]
 
 
-def as_gymnasium(env_class: type[Env], **kwargs: Any) -> PlainEnv:
+def as_gymnasium(env_class: type[Any], **kwargs: Any) -> PlainEnv:
     """Make a Gymnasium env that steps the class as plain Python, to the same bits as `backend="compiled"`.
 
     With several agents, observations, actions and rewards have a row for each of them.
@@ -27,7 +27,7 @@ def as_gymnasium(env_class: type[Env], **kwargs: Any) -> PlainEnv:
     return PlainEnv(define(env_class, kwargs))
 
 
-def plain_env(env_class: type[Env], kwargs: Mapping[str, Any]) -> Any:
+def plain_env(env_class: type[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the same as an env of a pool: each agent has a lane, if there are several."""
     definition = define(env_class, {name: value for name, value in kwargs.items() if name != "debug"})
     env = PlainEnv(definition)

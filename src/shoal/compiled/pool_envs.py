@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compiled.env import Definition, Env, define
+from shoal.compiled.definition import Definition, define
+from shoal.compiled.env import Env
 from shoal.envs.group import MODES
 from shoal.errors import BadEnv
 from shoal.support.cores import usable_cores

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from shoal import native
 from shoal.compiled.plain import PlainEnv
 from shoal.compiled.random import begin_stream
+from shoal.compiled.source_parts import wide_type
 from shoal.compiled.task import FRAME_FIELDS, LANE_FIELDS, Task
-from shoal.compiled.template import wide_type
 from shoal.memory.messages import STATUS_ERROR
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import Slab

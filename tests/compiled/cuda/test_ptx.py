@@ -11,10 +11,10 @@ import pytest
 from compiled.envs import ALL
 from shoal.compiled import library
 from shoal.compiled.cuda.build import build, driver, simulated
-from shoal.compiled.cuda.source import Kind, arguments, length_type, narrow
-from shoal.compiled.env import Definition, define
+from shoal.compiled.cuda.source import KernelKind, arguments, length_type, narrow
+from shoal.compiled.definition import Definition, define
 from shoal.compiled.policy import random_policy
-from shoal.compiled.template import action_shape, row_shape
+from shoal.compiled.source_parts import action_shape, row_shape
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -24,11 +24,11 @@ pytestmark = [
     ),
 ]
 KINDS = [
-    Kind("reset"),
-    Kind("step", "next_step"),
-    Kind("step", "same_step", tracks=True),
-    Kind("step", masked=True, own_params=True),
-    Kind("rollout", "same_step", tracks=True, policy_params=2),
+    KernelKind("reset"),
+    KernelKind("step", "next_step"),
+    KernelKind("step", "same_step", tracks=True),
+    KernelKind("step", masked=True, own_params=True),
+    KernelKind("rollout", "same_step", tracks=True, policy_params=2),
 ]
 
 
@@ -46,7 +46,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: Hopper)
 
 
-def types_of(definition: Definition, kind: Kind, precision: str) -> tuple[Any, ...]:
+def types_of(definition: Definition, kind: KernelKind, precision: str) -> tuple[Any, ...]:
     """The types of a kernel's arguments, as CudaEnvs gives them."""
     from numba import from_dtype, types
 
@@ -78,7 +78,7 @@ def types_of(definition: Definition, kind: Kind, precision: str) -> tuple[Any, .
     return tuple(known[name] for name in arguments(definition, kind))
 
 
-def compile_one(definition: Definition, kind: Kind, precision: str) -> str:
+def compile_one(definition: Definition, kind: KernelKind, precision: str) -> str:
     policy = random_policy(definition.action_leaves[0])[0] if kind.does == "rollout" else None
     kernel = build(definition, kind, precision, policy)
     types = types_of(definition, kind, precision)
@@ -89,7 +89,7 @@ def compile_one(definition: Definition, kind: Kind, precision: str) -> str:
 @pytest.mark.parametrize("precision", ["single", "double"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.does}-{kind.mode}")
 @pytest.mark.parametrize("env", ALL)
-def test_every_kind_of_kernel(env: Any, kind: Kind, precision: str) -> None:
+def test_every_kind_of_kernel(env: Any, kind: KernelKind, precision: str) -> None:
     definition = define(env, {})
     if kind.does == "rollout" and len(definition.action_leaves) > 1:
         return  # no such policy
@@ -98,11 +98,11 @@ def test_every_kind_of_kernel(env: Any, kind: Kind, precision: str) -> None:
 
 @pytest.mark.parametrize("name", library.ids())
 def test_the_library(name: str) -> None:
-    assert ".visible .entry" in compile_one(define(library.find(name), {}), Kind("step", "same_step"), "single")
+    assert ".visible .entry" in compile_one(define(library.find(name), {}), KernelKind("step", "same_step"), "single")
 
 
 def test_single_precision_is_single() -> None:
     """A constant of 64 bits would make everything twice as wide."""
-    text = compile_one(define(library.find("CartPole-v1"), {}), Kind("step", "next_step"), "single")
+    text = compile_one(define(library.find("CartPole-v1"), {}), KernelKind("step", "next_step"), "single")
     wide = [line for line in text.splitlines() if any(f"{op}.f64" in line for op in ("mul", "add", "fma.rn", "div.rn"))]
     assert len(wide) == 2, wide  # in the reduction of large angles, of sin and of cos

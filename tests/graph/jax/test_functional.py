@@ -19,7 +19,8 @@ from gymnasium.envs.tabular.cliffwalking import CliffWalkingFunctional
 from gymnax.wrappers.purerl import LogWrapper
 
 from shoal.errors import BadAction, BadCall, BadEnv, CannotSnapshot
-from shoal.graph.jax.functional import BatchedFunctionalEnv, EnvState, Step, functional
+from shoal.graph.jax.functional import BatchedFunctionalEnv, functional
+from shoal.graph.jax.records import FunctionalState, FunctionalStep
 
 MODES = ["next_step", "same_step", "disabled"]
 
@@ -358,7 +359,7 @@ def test_saved_states_go_on_bit_by_bit(mode: str, rng: str, tmp_path: Any) -> No
     np.savez(tmp_path / "state.npz", **envs.save(state))
     with np.load(tmp_path / "state.npz", allow_pickle=False) as file:
         loaded = functional(CountFunctional(), 3, autoreset=mode, rng=rng).load(dict(file))
-    assert isinstance(loaded, EnvState)
+    assert isinstance(loaded, FunctionalState)
     assert same(loaded, state)
     assert same(envs.rollout(loaded, None, 9), envs.rollout(state, None, 9))
 
@@ -883,5 +884,5 @@ def test_steps_and_states_are_pytrees() -> None:
     envs = functional(CountFunctional(), 2)
     state, _ = envs.init(0)
     _, answer = envs.step(state, np.zeros(2, int))
-    assert isinstance(jax.tree.map(lambda x: x, state), EnvState)
-    assert isinstance(jax.tree.map(lambda x: x, answer), Step)
+    assert isinstance(jax.tree.map(lambda x: x, state), FunctionalState)
+    assert isinstance(jax.tree.map(lambda x: x, answer), FunctionalStep)
