@@ -52,7 +52,7 @@ def find_class(env: Any) -> type[Env]:
 
 
 class CompiledEnvs:
-    """Many envs of one class, as a group whose lanes may be stepped and reset one by one.
+    """Many envs of one class, as a group; its lanes may be stepped and reset one by one.
 
     Attributes:
         states: one record for each env; may be looked at and changed between steps.

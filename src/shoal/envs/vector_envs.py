@@ -188,7 +188,7 @@ class PufferLanes(_Lanes):
         """See GroupEnv. Such envs do not say what the last observation of an episode was."""
         infos = self._step_all(actions, out)
         self._episodes.note(out)
-        return self._infos(infos)
+        return self._infos(infos) if infos else None
 
     def close(self) -> None:
         """See GroupEnv. The `close` of PufferLib's base class raises NotImplementedError."""

@@ -1,4 +1,4 @@
-"""What a pool and its workers say to each other beside the slab."""
+"""The messages between a pool and its workers, beside the slab."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
     "StepperConfig",
 ]  # fmt: skip
 
-# Bits of an answer's status: something lies in the side channel; the env raised; its last observation is in `final`.
+# Bits of an answer's status: a note lies in the side channel; the env raised; the last observation is in `final`.
 STATUS_NOTE, STATUS_ERROR, STATUS_FINAL = 1, 2, 4
-NO_SEED = "none"  # in a saved state: the next reset is no first one
+NO_SEED = "none"  # in a saved state: the env has been reset before, and its next reset needs no seed
 RESTART_INFO = "shoal_restart"  # the key of the info that tells of a restart
 
 
 class Note(NamedTuple):
-    """What an answer has beside its fields in the slab. Travels through the side channel."""
+    """The part of an answer that has no field in the slab. It travels through the side channel."""
 
     lane: int
     sequence: int
@@ -47,14 +47,14 @@ class Reply(NamedTuple):
 
 
 class Order(NamedTuple):
-    """How a lane whose env was lost goes on; carried out by the lane's next request, OP_RESTART.
+    """How a lane goes on after its env was lost. The lane's next request, OP_RESTART, carries it out.
 
     Attributes:
         rebuild: the worker still has the old env, and must build a new one.
         begin: answer with the first observation of a new episode. Otherwise the answer ends the old one: truncated,
             with the last observation once more.
         seed, options: for the new env's first reset.
-        last_slot, last_objects: where the last answer that the caller has seen lies, and what it had beside the slab.
+        last_slot, last_objects: the frame of the last answer that the caller has seen, and its objects.
         report: for the info.
     """
 
@@ -69,7 +69,7 @@ class Order(NamedTuple):
 
 
 class LaneGroup(NamedTuple):
-    """What a worker tells about an env that has several lanes; as in `shoal.envs.group.GroupEnv`."""
+    """What a worker reports about an env that has several lanes; as in `shoal.envs.group.GroupEnv`."""
 
     size: int
     together: bool
@@ -81,7 +81,7 @@ class LaneGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockSummary:
-    """What a worker tells about its envs once they are built."""
+    """What a worker reports about its envs once they are built."""
 
     spaces: list[tuple[Space[Any], Space[Any]]]  # the different (observation, action) spaces found
     which: list[int]  # for each env, its place in `spaces`
@@ -89,7 +89,7 @@ class BlockSummary:
     render_mode: str | None
     spec: Any
     identities: list[int] = field(default_factory=list)  # which objects the envs are, within their own process
-    lanes: list[LaneGroup] = field(default_factory=list)  # of each env; empty where all have just one
+    lanes: list[LaneGroup] = field(default_factory=list)  # of each env; empty if all have just one lane
     name: str = ""  # what the first env is called
 
 

@@ -147,13 +147,13 @@ class GroupStepper(Stepper):
             for group in self._places:
                 self.core.enter(group.start)
                 try:
-                    infos = _checked(group.env.step(group.rows, group.actions, group.views[slot]), group.count)
+                    infos = group.env.step(group.rows, group.actions, group.views[slot])
+                    if infos is not None:
+                        _check_infos(infos, group.count)
+                        self._note(group.rows + group.start, np.full(group.count, slot), infos)
                 except BaseException as error:
                     self._let_through(error)
                     failed.append((group, error))
-                else:
-                    if infos is not None:
-                        self._note(group.rows + group.start, np.full(group.count, slot), infos)
                 self.core.leave(group.start)
                 done += 1
         finally:  # after an interrupt, groups that have answered must not be stepped again
@@ -197,7 +197,9 @@ class GroupStepper(Stepper):
         for name in CLEARED:
             self._frame[name][slots, lanes] = 0
         try:
-            infos = _checked(self._act(group, lanes, op, out), len(lanes))
+            infos = self._act(group, lanes, op, out)
+            if infos is not None:
+                _check_infos(infos, len(lanes))
             self._during = "step"
             if self._check_nan:
                 self._refuse_nan(lanes, out.obs, out.reward)
@@ -329,7 +331,6 @@ def _there(arrays: Sequence[Array | None]) -> list[Array]:
     return [array for array in arrays if array is not None]
 
 
-def _checked(infos: Infos, count: int) -> Infos:
-    if infos is not None and (len(infos) != count or not all(isinstance(info, dict) for info in infos)):
+def _check_infos(infos: Any, count: int) -> None:
+    if len(infos) != count or not all(isinstance(info, dict) for info in infos):
         raise TypeError(f"infos must be None or {count} dicts, one for each lane, got {infos!r:.100}")
-    return infos

@@ -16,7 +16,7 @@ from shoal.spaces.leaves import flatten
 
 __all__ = ["MEASURING", "Measurement", "as_one", "time_steps"]
 
-MEASURING = "SHOAL_MEASURING"  # set in the environment of a process whose env is only measured: it leaves no traces
+MEASURING = "SHOAL_MEASURING"  # in the environment of a process that only measures an env, and leaves no traces
 
 SECONDS = 0.15  # how long the env is stepped
 FEWEST, MOST = 3, 4000  # steps, whatever their time,
