@@ -13,14 +13,14 @@ from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, check, driver, explained, simulated
 from shoal.compiled.cuda.graphs import Graphs
-from shoal.compiled.cuda.memory import Array, CudaOptions, DeviceMemory
-from shoal.compiled.cuda.rollouts import DeviceRollout, choose_policy, record_of
+from shoal.compiled.cuda.memory import Array, CudaOptions, DeviceMemory, DeviceRollout
 from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments, narrow
 from shoal.compiled.definition import Definition, define
+from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.pool_envs import find_class
 from shoal.compiled.source_parts import wide_type
 from shoal.errors import BadAction, BadCall
-from shoal.spaces.leaves import get_path
+from shoal.spaces.leaves import Leaf, get_path
 from shoal.support.checks import whole_number
 
 __all__ = ["CudaEnvs"]
@@ -214,9 +214,9 @@ class CudaEnvs:
         memory = self._memory
         memory.check_open()
         steps = whole_number("steps", steps, 1, 2**31 - 1)
-        choose, values = choose_policy(policy, params, self.definition.action_leaves)
+        choose, values = _chosen(policy, params, self.definition.action_leaves)
         if out is None:
-            out = record_of(memory, memory.make_answers(steps, rollout=True), steps)
+            out = memory.make_rollout(steps)
         elif not isinstance(out, DeviceRollout) or out.steps != steps or out.memory is not memory:
             raise BadCall(f"rollout: out must be what a rollout of {steps} steps of these very envs has returned")
         arrays, stream = out.arrays, self._streams.last
@@ -261,3 +261,16 @@ class CudaEnvs:
         self._graphs.close()
         self._memory.close()
         self._kernels = {}
+
+
+def _chosen(policy: Any, params: Sequence[Any], action_leaves: Sequence[Leaf]) -> tuple[Any, list[Any]]:
+    """Return the function that chooses actions, and its params as arrays."""
+    if isinstance(policy, str) and policy == "random":
+        if len(action_leaves) != 1:
+            raise BadCall('rollout: "random" is for action spaces of one part; write a compiled.policy for others')
+        if len(params):
+            raise BadCall('rollout: params are for a compiled.policy, and "random" takes none')
+        policy, params = random_policy(action_leaves[0])
+    elif not is_policy(policy):
+        raise BadCall(f'rollout: expected a function marked by shoal.compiled.policy or "random", found {policy!r}')
+    return policy, [param if hasattr(param, "shape") else np.atleast_1d(param) for param in params]

@@ -1,4 +1,4 @@
-"""The memory of envs on a GPU: their states, and the arrays of their answers."""
+"""The memory of envs on a GPU: their states, the arrays of their answers, and those of rollouts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, Streams
 from shoal.compiled.cuda.build import driver, simulated
 from shoal.compiled.cuda.source import has_columns, length_type, narrow
@@ -20,7 +21,7 @@ from shoal.errors import BadCall, PoolClosed
 from shoal.spaces.leaves import assemble
 from shoal.support.checks import check_choice
 
-__all__ = ["CudaOptions", "DeviceMemory"]
+__all__ = ["CudaOptions", "DeviceMemory", "DeviceRollout"]
 
 Array = npt.NDArray[Any]
 
@@ -49,6 +50,20 @@ class CudaOptions:
     def __post_init__(self) -> None:
         check_choice("autoreset", self.autoreset, MODES)
         check_choice("precision", self.precision, ("single", "double"))
+
+
+@dataclass(frozen=True)
+class DeviceRollout(Rollout):
+    """A rollout with its arrays on the GPU.
+
+    Attributes:
+        arrays: the same memory, as kernels write it.
+        memory: of the envs that made it.
+    """
+
+    arrays: dict[str, Any]
+    steps: int
+    memory: DeviceMemory
 
 
 class DeviceMemory:
@@ -119,6 +134,24 @@ class DeviceMemory:
             for arrays, count in counted
             for name, (shape, dtype) in arrays.items()
         }
+
+    def make_rollout(self, steps: int) -> DeviceRollout:
+        """Make the record of a rollout that is still to be made."""
+        arrays = self.make_answers(steps, rollout=True)
+        tracked = ("episode_return", "episode_length")
+        names = [name for name in ("reward", "terminated", "truncated", *tracked) if name in arrays]
+        answers: dict[str, Any] = dict.fromkeys(tracked)
+        answers.update({name: self.view(name, arrays, steps) for name in names})
+        return DeviceRollout(
+            obs=self.nested("obs", arrays, steps + 1),
+            actions=self.nested("action", arrays, steps),
+            began=self.view("began", arrays, steps + 1),  # type: ignore[arg-type]
+            final_obs=self.nested("final", arrays, steps) if "final_0" in arrays else None,
+            **answers,
+            arrays=arrays,
+            steps=steps,
+            memory=self,
+        )
 
     def show_last(self, record: Mapping[str, Any], stream: Any) -> None:
         """Let the envs show the last answers of a rollout."""

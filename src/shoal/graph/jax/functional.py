@@ -18,10 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import BadCall, CannotSnapshot
-from shoal.graph.jax.options import FunctionalOptions, check_one_of
 from shoal.graph.jax.protocols import Lane, read_leaf
 from shoal.graph.jax.random_numbers import FAST, draw, is_int, whole_seed, words_of
-from shoal.graph.jax.records import COLLECTED, FunctionalState, FunctionalStep, RolloutSummary, Spare, Trajectory
+from shoal.graph.jax.records import (
+    COLLECTED,
+    FunctionalOptions,
+    FunctionalState,
+    FunctionalStep,
+    RolloutSummary,
+    Spare,
+    Trajectory,
+    check_one_of,
+)  # fmt: skip
 from shoal.graph.jax.trees import key_data, named, restored, shaped, where, zeros
 from shoal.spaces.leaves import assemble
 

@@ -87,7 +87,7 @@ class _InGraph:
         self.close()
 
     def _both_forms(self, action: Any) -> tuple[list[Any], list[Any]]:
-        """The leaves of an action as the pool is to check them, and in the types of the variables."""
+        """Return the leaves of an action as the pool is to check them, and in the types of the variables."""
         given, stored = [], []
         with kept_errors():
             values = self._host.flat_actions(action)
@@ -116,12 +116,11 @@ class _InGraph:
         *observ, reward = self._call(self._on_reset, given, [*self._types, tf.float32])
         lead = self._lead if ids is None else (ids.shape[0],)
         off = tf.zeros(self._lead if ids is None else tf.shape(ids), tf.bool)
-        flags = (self.done, self.terminated, self.truncated)
         with tf.control_dependencies([reward]):  # if it raises, nothing is assigned
             for tensor, variable in zip((*observ, reward), (*self._observ, self.reward), strict=True):
                 tensor.set_shape([*lead, *variable.shape[len(self._lead) :]])
                 _update(variable, ids, tensor)
-            for flag in flags:
+            for flag in (self.done, self.terminated, self.truncated):
                 _update(flag, ids, off)
         return self._host.nest(observ)
 
