@@ -16,6 +16,7 @@ import pytest
 
 from envs import CountEnv
 from shoal.cli import main
+from shoal.cli.contenders import BACKENDS
 from shoal.support.optional_dependencies import install
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="videos need the extra video")
@@ -173,7 +174,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # ---- what is recorded ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", main.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_all_envs_are_seen_side_by_side(backend: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("film_envs:GreyEnv", "-n", "7", "--steps", "12", "out.mp4", "--backend", backend) == 0
     out = capsys.readouterr().out

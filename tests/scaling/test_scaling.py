@@ -404,9 +404,8 @@ def test_estimate_measures_an_env(capsys: pytest.CaptureFixture[str]) -> None:
     env = json.loads(capsys.readouterr().out)["env"]
     assert (env["obs_bytes"], env["action_bytes"]) == (16, 8)
     assert env["mean_s"] > 0
-    assert (
-        main.main(["estimate", "--env", "CartPole-v1", "--spread", "0", "--obs-bytes", "5", *MACHINES, "--json"]) == 0
-    )
+    given = ["--spread", "0", "--obs-bytes", "5"]
+    assert main.main(["estimate", "--env", "CartPole-v1", *given, *MACHINES, "--json"]) == 0
     env = json.loads(capsys.readouterr().out)["env"]
     assert (env["obs_bytes"], env["spread"]) == (5, 0)
 
@@ -500,9 +499,8 @@ def test_estimate_says_what_to_give_for_observations_of_no_fixed_size(
 def test_estimate_reads_well_whatever_the_numbers(
     numbers: list[str], envs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main.main(["estimate", *numbers, "--obs-bytes", "16", "--envs", str(envs), "--nodes", "1", "--cores", "4"]) == 0
-    )
+    machines = ["--envs", str(envs), "--nodes", "1", "--cores", "4"]
+    assert main.main(["estimate", *numbers, "--obs-bytes", "16", *machines]) == 0
     out = capsys.readouterr().out
     for wrong in (" inf", "nan", "e+0", "1 envs", "1 nodes", "1 messages", "1 batches", "1 workers", " 0 steps/s"):
         assert wrong not in out.replace("1e", ""), (wrong, out)

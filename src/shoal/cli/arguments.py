@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,22 +16,21 @@ __all__ = ["BENCH", "DOCTOR", "ESTIMATE", "PROFILE", "RECORD", "SERVE", "TOP", "
 # ---- types -------------------------------------------------------------------------------------------------------
 
 
-def whole_number(text: str, low: int, high: int | None = None) -> int:
-    """Read a whole number from `low` to `high`."""
-    if not text.isascii() or not text.isdigit() or int(text) < low or (high is not None and int(text) > high):
-        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+def whole_number(text: str, low: int, high: float, allowed: str) -> int:
+    """Read a whole number from `low` to `high`; `allowed` says that in words."""
+    if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
         raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, not {text!r}")
     return int(text)
 
 
 def count(text: str) -> int:
     """Read a whole number of at least 1."""
-    return whole_number(text, 1)
+    return whole_number(text, 1, math.inf, "of at least 1")
 
 
 def seed(text: str) -> int:
     """Read a seed."""
-    return whole_number(text, 0, 2**31 - 1)
+    return whole_number(text, 0, 2**31 - 1, "from 0 to 2**31 - 1")
 
 
 def batch_size(text: str) -> int | str:

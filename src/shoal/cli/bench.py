@@ -9,16 +9,19 @@ little CPU time is repeated, whatever its figure: on a shared machine this cause
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from shoal.cli.contender_process import ContenderLost, ContenderProcess, run_together
-from shoal.cli.contenders import Contender, Opened, Role
-from shoal.cli.work import Work
+from shoal.cli.contenders import Contender, Opened, Role, limits, shoals
+from shoal.cli.work import Work, check_batch_size, look_here, probe
+from shoal.observe.progress import progress
+from shoal.support.cores import usable_cores
 from shoal.support.processes import stolen_seconds
 from shoal.tuning.result import quartiles
 
@@ -166,9 +169,7 @@ class Result:
             "rates": row.rates,
             "cores_stolen": row.thefts,
             "startup_s": row.startup,
-            "workers": start.workers if start else None,
-            "worker_pss": start.worker_pss if start else None,
-            "total_pss": start.total_pss if start else None,
+            **{name: getattr(start, name, None) for name in ("workers", "worker_pss", "total_pss")},
         }
 
 
@@ -280,3 +281,30 @@ def ticks(contenders: Sequence[Contender], settings: Settings) -> int:
     """Return how often `measure` calls `notify`."""
     rounds = len(contenders) - any(one.role is Role.LIMIT for one in contenders)
     return len(contenders) + rounds * settings.rounds
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `shoal bench`."""
+    from shoal.cli import doctor, peers, report  # `report` needs this module
+
+    output = report.Output(options)
+    numbers = list(dict.fromkeys(options.num_envs))
+    check_batch_size(options.batch_size, min(numbers))
+    look_here(options.env)
+    probed = probe(options.env)
+    cores = usable_cores()
+    contenders = [
+        *limits(cores),
+        *shoals(list(dict.fromkeys(options.backends)), options.workers, options.batch_size, options.lend),
+        *peers.gymnasiums(),
+        *(peers.others(cores) if options.peers else []),
+    ]
+    settings = Settings(seconds=options.seconds, rounds=options.rounds)
+    with progress(len(numbers) * ticks(contenders, settings)) as notify:
+        results = [measure(replace(probed, num_envs=number), contenders, settings, notify) for number in numbers]
+    output.write(
+        lambda: report.as_dict(results, doctor.facts()),
+        lambda console: report.show(results, console),
+        lambda path: report.plot(results, path),
+    )
+    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -34,17 +35,39 @@ class EnvFacts:
     name: str | None = None
 
 
-def facts(
-    env: str | None, env_ms: float | None, spread: float | None, obs_bytes: float | None, action_bytes: float | None
-) -> EnvFacts:
+def run(options: argparse.Namespace) -> int:
+    """Run `shoal estimate`."""
+    output = report.Output(options)
+    if options.env is None and options.obs_bytes is None:
+        raise UsageError("--env-ms says nothing about bytes: give --obs-bytes too, or --env to have both measured")
+    work.look_here(options.env or "")
+    env = facts(options)
+    try:
+        cluster = Cluster(
+            env.step, options.envs, options.nodes, options.cores, env.obs_bytes, env.action_bytes,
+            latency=options.latency_ms / 1e3,
+            bandwidth=options.gbit * 1e9 / BITS,
+            policy=options.policy_ms / 1e3,
+            policy_lane=options.policy_us / 1e6,
+            batch_size=options.envs if options.batch_size == "all" else options.batch_size,
+        )  # fmt: skip
+        advice = advise(cluster)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    output.write(lambda: as_dict(advice, env), lambda console: show(advice, env, console))
+    return 0
+
+
+def facts(options: argparse.Namespace) -> EnvFacts:
     """Return the numbers that the user gave; the rest is measured with the env, if there is one."""
-    if env is None:
-        found = EnvFacts(StepTime((env_ms or 0.0) / 1e3, spread or 0.0), obs_bytes or 0.0, ACTION_BYTES, "as given")
-    else:
-        found = measure(env)
-        step = found.step if spread is None else StepTime(found.step.mean, spread)
-        found = replace(found, step=step, obs_bytes=found.obs_bytes if obs_bytes is None else obs_bytes)
-    return found if action_bytes is None else replace(found, action_bytes=action_bytes)
+    given = {name: getattr(options, name) for name in ("obs_bytes", "action_bytes")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.env is None:
+        step = StepTime(options.env_ms / 1e3, options.spread or 0.0)
+        return replace(EnvFacts(step, 0.0, ACTION_BYTES, "as given"), **given)
+    found = measure(options.env)
+    step = found.step if options.spread is None else StepTime(found.step.mean, options.spread)
+    return replace(found, step=step, **given)
 
 
 def measure(name: str) -> EnvFacts:
@@ -74,14 +97,6 @@ def _bytes(space: Any, name: str) -> float:
             "--obs-bytes and --action-bytes instead of --env"
         )
     return float(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves))
-
-
-def estimate(facts: EnvFacts, **cluster: Any) -> Advice:
-    """Find the best way to run such an env on a cluster. Raises UsageError for numbers that make no sense."""
-    try:
-        return advise(Cluster(facts.step, obs_bytes=facts.obs_bytes, action_bytes=facts.action_bytes, **cluster))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def show(advice: Advice, facts: EnvFacts, console: Console) -> None:

@@ -41,19 +41,27 @@ class GymnasiumAsync(GymnasiumSync):
     kind, process_per_env = "AsyncVectorEnv", True
 
 
-class SB3Dummy(_Peer):
-    """Stable-Baselines3's loop in the caller's process."""
-
-    requires = "stable_baselines3"
-    library, kind = "stable_baselines3.common.vec_env", "DummyVecEnv"
+class _CountingPeer(_Peer):
+    """A peer with a method of its own for seeds, and with resets that it or its trainer makes within a step."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
         self.step = self._step
 
+    def _step(self, actions: Any) -> None:
+        """Step the envs and count the resets."""
+        raise NotImplementedError
+
     def reset(self) -> None:
         self.envs.seed(self.work.seed)
         self.envs.reset()
+
+
+class SB3Dummy(_CountingPeer):
+    """Stable-Baselines3's loop in the caller's process."""
+
+    requires = "stable_baselines3"
+    library, kind = "stable_baselines3.common.vec_env", "DummyVecEnv"
 
     def _step(self, actions: Any) -> None:
         _, _, dones, _ = self.envs.step(actions)
@@ -77,19 +85,11 @@ class SB3Subproc(SB3Dummy):
         return "forked: its default start method needs too much memory here" if self.forks else ""
 
 
-class TianshouDummy(_Peer):
+class TianshouDummy(_CountingPeer):
     """tianshou's loop in the caller's process."""
 
     requires = "tianshou"
     library, kind = "tianshou.env", "DummyVectorEnv"
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        self.step = self._step
-
-    def reset(self) -> None:
-        self.envs.seed(self.work.seed)
-        self.envs.reset()
 
     def _step(self, actions: Any) -> None:
         # tianshou's collector resets the envs. It does what is done here.

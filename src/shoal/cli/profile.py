@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import shutil
@@ -10,13 +11,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shoal import Pool
-from shoal.cli import report, work
+from shoal.cli import doctor, report, work
 from shoal.errors import ShoalError
+from shoal.observe.progress import progress
 from shoal.observe.stats import EDGES, LABELS, PoolStats
 from shoal.support.optional_dependencies import install
 from shoal.support.usage import UsageError
@@ -32,94 +33,44 @@ COLOURS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
-    """What to run.
-
-    Attributes:
-        policy_ms: the time that the caller waits after each batch, as for a policy on a GPU.
-        flame: the file for a flame graph; None for none.
-    """
-
-    env: str
-    num_envs: int
-    backend: str = "auto"
-    workers: int | None = None
-    batch_size: int | None = None
-    policy_ms: float = 0.0
-    seconds: float = 5.0
-    flame: Path | None = None
-
-    @property
-    def parts(self) -> int:
-        """The number of parts of the run; the progress bar moves before each."""
-        return max(1, round(self.seconds / TICK))
-
-    @property
-    def ticks(self) -> int:
-        """The number of moves of the progress bar."""
-        return 1 + self.parts + (round(self.flame_seconds / TICK) if self.flame else 0)
-
-    @property
-    def flame_seconds(self) -> int:
-        """The time for which py-spy records; it takes whole seconds only."""
-        return max(1, round(self.seconds))
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The result of a run."""
-
-    run: Run
-    plan: str
-    stats: PoolStats
-
-    def __str__(self) -> str:
-        return f"{self.run.env}: {self.stats}"
-
-    def as_dict(self, machine: dict[str, Any]) -> dict[str, Any]:
-        """Return all figures, with the machine on which they were measured, as plain values."""
-        return {
-            "schema": SCHEMA, "machine": machine, "env": self.run.env, "plan": self.plan,
-            "policy_ms": self.run.policy_ms, **self.stats.as_dict(),
-        }  # fmt: skip
-
-
-def check(run: Run) -> work.Work:
-    """Build the env once and return what is to be run. Raises UsageError for what would fail later."""
-    if run.flame is not None:
-        find_spy(run.flame)
-    return work.probe(run.env, run.num_envs)
-
-
-def profile(run: Run, probed: work.Work, notify: Callable[[str], None]) -> Profile:
-    """Run the pool, and then draw the flame graph if there is to be one, because py-spy slows a process down.
-
-    Args:
-        probed: what `check` has returned.
-        notify: called about every TICK seconds with what is done next.
-
-    Raises:
-        UsageError: one sentence about what went wrong.
-    """
-    pause = functools.partial(time.sleep, run.policy_ms / 1e3) if run.policy_ms else None
+def run(options: argparse.Namespace) -> int:
+    """Run `shoal profile`. The flame graph comes after the measurement, because py-spy slows a process down."""
+    output = report.Output(options)
+    work.check_batch_size(options.batch_size, options.num_envs)
+    spy = find_spy(options.flame) if options.flame else ""
+    work.look_here(options.env)
+    probed = work.probe(options.env, options.num_envs)
+    pause = functools.partial(time.sleep, options.policy_ms / 1e3) if options.policy_ms else None
+    parts = max(1, round(options.seconds / TICK))
     try:
-        with Pool(
-            probed.env_fn(), run.num_envs, backend=run.backend, num_workers=run.workers, batch_size=run.batch_size,
-        ) as pool:  # fmt: skip
+        with (
+            progress(1 + (2 if spy else 1) * parts) as notify,
+            Pool(
+                probed.env_fn(), options.num_envs, backend=options.backend, num_workers=options.workers,
+                batch_size=options.batch_size,
+            ) as pool,
+        ):  # fmt: skip
             notify("warming up")
             driver = PoolDriver(pool, probed.actions(pool.batch_size), pause)
             driver.run(WARM_UP)
             before = pool.stats()
-            for _ in range(run.parts):
+            for _ in range(parts):
                 notify("measuring")
-                driver.run(run.seconds / run.parts)
-            stats = pool.stats() - before
-            if run.flame is not None:
-                take_flame(find_spy(run.flame), run, driver, notify)
-            return Profile(run, str(pool.plan), stats)
+                driver.run(options.seconds / parts)
+            plan, stats = str(pool.plan), pool.stats() - before
+            if spy:
+                take_flame(spy, options.flame, max(1, round(options.seconds)), driver, notify)
     except ShoalError as error:
-        raise UsageError(f"{run.env!r} cannot be run: {report.first_line(str(error))}") from error
+        raise UsageError(f"{options.env!r} cannot be run: {report.first_line(str(error))}") from error
+    about = {"env": options.env, "plan": plan, "policy_ms": options.policy_ms}
+    output.write(
+        lambda: {"schema": SCHEMA, "machine": doctor.facts(), **about, **stats.as_dict()},
+        lambda console: print(f"{options.env}: {stats}"),
+        lambda path: plot(options.env, stats, path),
+    )
+    if spy:
+        print(f"flame graph saved to {options.flame}", file=sys.stderr)
+    return 0
 
 
 # ---- flame graph -----------------------------------------------------------------------------------------------
@@ -137,12 +88,12 @@ def find_spy(flame: Path) -> str:
     return found
 
 
-def take_flame(spy: str, run: Run, driver: PoolDriver, notify: Callable[[str], None]) -> None:
+def take_flame(spy: str, flame: Path, seconds: int, driver: PoolDriver, notify: Callable[[str], None]) -> None:
     """Let py-spy record the first worker process, or this process if there is none, while the pool steps on."""
     pid = next((worker.pid for worker in driver.pool.workers if worker.pid is not None), os.getpid())
-    command = [spy, "record", "--output", str(run.flame), "--pid", str(pid), "--duration", str(run.flame_seconds)]
+    command = [spy, "record", "--output", str(flame), "--pid", str(pid), "--duration", str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    until = time.monotonic() + run.flame_seconds + SLACK
+    until = time.monotonic() + seconds + SLACK
     try:
         while process.poll() is None and time.monotonic() < until:
             notify("drawing the flame graph")
@@ -159,14 +110,14 @@ def take_flame(spy: str, run: Run, driver: PoolDriver, notify: Callable[[str], N
 # ---- plot ------------------------------------------------------------------------------------------------------
 
 
-def plot(found: Profile, path: Path) -> None:
+def plot(env: str, stats: PoolStats, path: Path) -> None:
     """Draw the shares as one bar, and the times of steps as a curve for each worker; save a PNG."""
     figure = report.new_figure(10, 5.5)
     top, bottom = figure.subplots(2, 1, height_ratios=[1, 3])
-    _plot_shares(top, found.stats)
-    _plot_times(bottom, found.stats)
-    head = f"{found.run.env}: {str(found.stats).partition(chr(10))[0]}"
-    figure.suptitle("\n".join([*textwrap.wrap(head, 110), *textwrap.wrap(found.stats.verdict, 110)]), fontsize=9)
+    _plot_shares(top, stats)
+    _plot_times(bottom, stats)
+    head = f"{env}: {report.first_line(str(stats))}"
+    figure.suptitle("\n".join([*textwrap.wrap(head, 110), *textwrap.wrap(stats.verdict, 110)]), fontsize=9)
     figure.savefig(path, dpi=150)
 
 

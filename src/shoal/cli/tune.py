@@ -1,7 +1,8 @@
-"""`shoal tune`: shows what a search has found."""
+"""`shoal tune`: searches for the best plan and shows what was found."""
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,49 @@ from rich.console import Console
 from rich.text import Text
 
 from shoal.cli import doctor, report, work
+from shoal.errors import ShoalError
+from shoal.observe.progress import progress
 from shoal.planning.plan import Plan
+from shoal.support.usage import UsageError
 from shoal.tuning.result import TuneResult
+from shoal.tuning.search import Search
 
 SHOWN = 5  # failures; the JSON has them all
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `shoal tune`. After Ctrl-C, the result is that of the trials so far."""
+    output = report.Output(options)
+    if options.save:
+        report.check_file(options.save)
+    work.look_here(options.env)
+    interrupted = False
+    try:
+        search = Search(
+            work.env_fn(options.env), options.num_envs, batch_size=options.batch_size, backends=options.backends,
+            policy_latency=options.policy_ms / 1000, max_memory=options.max_memory, isolate=options.isolate,
+            seconds=options.seconds,
+        )  # fmt: skip
+        with progress(options.seconds, timed=True) as notify:
+            try:
+                search.run(notify)
+            except KeyboardInterrupt:
+                interrupted = True
+                if not search.tried:
+                    raise
+        result = search.result()
+    except (ShoalError, ValueError) as error:
+        raise UsageError(report.first_line(str(error))) from error
+    if options.save:
+        result.plan.save(options.save)
+    output.write(
+        lambda: as_dict(result, options.env),
+        lambda console: show(result, options.env, options.save, console),
+        result.plot,
+    )
+    if interrupted:
+        raise KeyboardInterrupt
+    return 0
 
 
 def show(result: TuneResult, env: str, saved: Path | None, console: Console) -> None:

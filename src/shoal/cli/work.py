@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +42,18 @@ def env_fn(name: str) -> EnvFn:
         if attribute not in gymnasium.registry:
             raise UsageError(f"{module_name!r} has no callable and registers no env {attribute!r}")
     return functools.partial(gymnasium.make, name)
+
+
+def look_here(*names: str) -> None:
+    """Let Python find modules in the current folder, as the user expects; an installed command does not do so."""
+    if any(":" in name for name in names) and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def check_batch_size(batch_size: int | None, num_envs: int) -> None:
+    """Refuse a batch of more envs than there are."""
+    if batch_size and batch_size > num_envs:
+        raise UsageError(f"a batch of {batch_size} is more than {num_envs} envs")
 
 
 def as_python(name: str) -> tuple[list[str], str]:

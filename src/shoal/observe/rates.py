@@ -46,7 +46,7 @@ class PoolRates:
         seconds: the age of the pool.
         steps, episodes, restarts: all of them so far; episodes that have ended, and envs that were replaced.
         mean_return, mean_length: of the episodes that ended in the interval; None if none did.
-        pending: the number of lanes that have an action and whose answer the caller has not received.
+        pending: the number of lanes that have an action and no answer that the caller has received.
         done: the number of pending lanes with a finished answer.
     """
 

@@ -188,7 +188,7 @@ class Setup:
 
     @property
     def fewest_messages(self) -> int:
-        """The least number of messages of a batch, whose lanes may belong to few actors."""
+        """The least number of messages of a batch: its lanes may belong to few actors."""
         return -(-self.batch_size // self.envs_per_actor)
 
     @property

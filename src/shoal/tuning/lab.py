@@ -1,4 +1,4 @@
-"""Runs the trials: many pools in turn, in this process or in one of their own.
+"""Runs the trials: many pools in turn, in a process of their own or in this one.
 
 A process of its own keeps crashes, hangs and the memory of trials away from the caller. It is the worker of a pool with
 one env, the lab itself, and the search calls that env's methods. So the pool supervises and ends it like any worker.
@@ -14,7 +14,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,7 @@ from shoal.tuning.driver import PoolDriver
 from shoal.worker.building import spaces_of
 from shoal.worker.measurement import MEASURING, as_one, time_steps
 
-__all__ = ["Lab", "LabHere", "LabLost", "LabProcess"]
+__all__ = ["Lab", "LabLost", "LabPool"]
 
 ACTIONS = 16  # batches of sampled actions that are used again and again
 SOME_BYTES = bytes(4096)  # data for the stand-in of a policy to compute on
@@ -158,12 +158,18 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class LabProcess:
-    """A lab in a process of its own. The next call after the process was lost starts a new one."""
+class LabPool:
+    """A pool of one env, the lab. The next call after its process was lost starts a new one.
 
-    def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float):
-        self._make = functools.partial(_lab_elsewhere, list(env_fns), policy_latency)
+    Args:
+        backend: "processes" for a lab in a process of its own, or "serial" for one in this process, for envs that
+            cannot be pickled. Here a trial that hangs cannot be ended.
+    """
+
+    def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float, backend: Literal["processes", "serial"]):
+        self._make, self._backend = functools.partial(_make_lab, list(env_fns), policy_latency), backend
         self._pool: Pool | None = None
+        self._before = os.environ.get(MEASURING)
 
     def call(self, name: str, *arguments: Any, timeout: float) -> Any:
         """Call a method of the lab.
@@ -174,7 +180,7 @@ class LabProcess:
         """
         try:
             if self._pool is None:
-                self._pool = Pool([self._make], backend="processes", start_timeout=timeout)
+                self._pool = Pool([self._make], backend=self._backend, start_timeout=timeout)
             return self._pool.call(name, *arguments, timeout=timeout)[0]
         except StepTimeout:
             self.close(at_once=True)
@@ -186,33 +192,16 @@ class LabProcess:
             raise LabLost(_describe(error)) from error
 
     def close(self, at_once: bool = False) -> None:
-        """End the process and everything that it has started."""
+        """End the lab and everything that it has started."""
         pool, self._pool = self._pool, None
         if pool is not None:
             with contextlib.suppress(ShoalError):
                 pool.close(0.0 if at_once else 2.0)
-
-
-def _lab_elsewhere(env_fns: Sequence[EnvFn], policy_latency: float) -> Lab:
-    os.environ[MEASURING] = "1"  # envs of trials must not leave files behind
-    return Lab(env_fns, policy_latency)
-
-
-class LabHere:
-    """A lab in this process, for envs that cannot be pickled. Here a trial that hangs cannot be ended."""
-
-    def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float):
-        self._lab = Lab(env_fns, policy_latency)
-        self._before = os.environ.get(MEASURING)
-        os.environ[MEASURING] = "1"
-
-    def call(self, name: str, *arguments: Any, timeout: float) -> Any:
-        """Call a method of the lab."""
-        return getattr(self._lab, name)(*arguments)
-
-    def close(self, at_once: bool = False) -> None:
-        """Close all pools."""
-        self._lab.close()
         os.environ.pop(MEASURING, None)
         if self._before is not None:
             os.environ[MEASURING] = self._before
+
+
+def _make_lab(env_fns: Sequence[EnvFn], policy_latency: float) -> Lab:
+    os.environ[MEASURING] = "1"  # envs of trials must not leave files behind
+    return Lab(env_fns, policy_latency)

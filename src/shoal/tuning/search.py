@@ -33,7 +33,7 @@ from shoal.tuning.candidates import (
     neighbours,
     spin_variants,
 )  # fmt: skip
-from shoal.tuning.lab import LabHere, LabLost, LabProcess
+from shoal.tuning.lab import LabLost, LabPool
 from shoal.tuning.result import Trial, TuneResult
 
 __all__ = ["Search"]
@@ -46,7 +46,7 @@ ALMOST = 1.05  # a simpler candidate reaches the third stage if the best is at m
 ROUNDS, MOST_ROUNDS = 3, 25  # in the second stage, and at most in the third
 RUN = 0.1  # seconds of a run, if this many batches
 BATCHES = 3  # fit into it
-MOST_LOSSES = 2  # a backend whose trials ended the lab so often is not tried again
+MOST_LOSSES = 2  # a backend is not tried again after so many of its trials have ended the lab
 CLOSING = 0.3  # seconds that are kept for the end
 HOPELESS = 0.02  # candidates with a lower part of the best rate are not tried
 
@@ -69,7 +69,7 @@ class Search:
         self._open: dict[Trial, int] = {}  # trials with a pool in the lab, and its number; the last used last
         self._count = 0
         self._losses: Counter[str] = Counter()  # how often a trial of a backend has ended the lab
-        self.cost: EnvCost | None = None
+        self.cost: EnvCost  # known once the env was measured
         self._notify: Notify = lambda text: None
 
     @property
@@ -113,7 +113,7 @@ class Search:
             ) from None
 
     def _look_for_candidates(self) -> None:
-        cost, limits = self._cost, self.limits
+        cost, limits = self.cost, self.limits
         for one in all_candidates(cost, limits):
             trial = self._trials[one] = Trial(one, one.rate(cost, limits))
             if limits.max_memory is not None and one.memory(cost) > limits.max_memory:
@@ -124,11 +124,6 @@ class Search:
                 f"max_memory: {size(limits.max_memory or 0)} is too little, the smallest plan takes {size(least)}: "
                 f"{size(cost.process_memory)} for a process with one env, {size(cost.env_memory)} for each further one"
             )
-
-    @property
-    def _cost(self) -> EnvCost:
-        assert self.cost is not None
-        return self.cost
 
     def _first_stage(self) -> None:
         """Run each candidate once for a short time, in the order of expectation."""
@@ -204,7 +199,7 @@ class Search:
         """Return the expected time of a run, with its start."""
         start = 0.0
         if trial not in self._open:
-            start = trial.start or trial.candidate.start_seconds(self._cost, self.limits)
+            start = trial.start or trial.candidate.start_seconds(self.cost, self.limits)
         # One batch warms up, and one is under way when the time is over.
         return start + 2 * trial.batch_seconds + self._run_seconds(trial)
 
@@ -263,8 +258,8 @@ class Search:
     def _make_room(self, trial: Trial) -> None:
         """Close the pools that were used longest ago, until the memory is enough for this one."""
         room = self.limits.max_memory or (processes.available_memory() or 2**40) // 2
-        needed = trial.candidate.memory(self._cost)
-        while self._open and needed + sum(one.candidate.memory(self._cost) for one in self._open) > room:
+        needed = trial.candidate.memory(self.cost)
+        while self._open and needed + sum(one.candidate.memory(self.cost) for one in self._open) > room:
             self._close(next(iter(self._open)))
 
     # ---- the end ---------------------------------------------------------------------------------------------
@@ -275,7 +270,7 @@ class Search:
         Raises:
             StartError: no trial has run, and none is left that could.
         """
-        cost, trials = self._cost, sorted(self._trials.values(), key=lambda trial: trial.place)
+        cost, trials = self.cost, sorted(self._trials.values(), key=lambda trial: trial.place)
         chosen = self._choose()
         if chosen.state == "ran":
             others = len(self.tried) - 1
@@ -333,13 +328,13 @@ def _checked_limits(
     return Limits(num_envs, batch_size, kept, latency, max_memory, usable_cores())
 
 
-def _make_lab(env_fns: list[EnvFn], limits: Limits, isolate: bool) -> tuple[LabProcess | LabHere, Limits]:
+def _make_lab(env_fns: list[EnvFn], limits: Limits, isolate: bool) -> tuple[LabPool, Limits]:
     """Make a lab in a process of its own if the env can be pickled; else here, for the backends that can run here."""
     try:
         pickle_env_fns(env_fns)
-        return LabProcess(env_fns, limits.policy_latency), limits
+        return LabPool(env_fns, limits.policy_latency, "processes"), limits
     except BadEnv:
         here = tuple(backend for backend in limits.backends if backend in ("serial", "threads"))
         if isolate or not here:
             raise
-        return LabHere(env_fns, limits.policy_latency), replace(limits, backends=here)
+        return LabPool(env_fns, limits.policy_latency, "serial"), replace(limits, backends=here)
