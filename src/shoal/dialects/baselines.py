@@ -20,7 +20,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, as_list, check_maker, make_one
+from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
+from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper
 from shoal.envs.adapt import adapt
 from shoal.ranks import LAUNCHER_VARIABLES, Ranks, current, mpi_rank, rank_seed
 from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
@@ -51,6 +52,8 @@ class BaselinesVecEnv(PoolVecEnv):
         spaces: (observation space, action space), which the envs must have; None for whichever they have.
     """
 
+    _already_stepping, _not_stepping = AlreadySteppingError, NotSteppingError
+
     def __init__(self, env: Any, num_envs: int | None = None, spaces: Any = None, **pool_options: Any):
         super().__init__(env, num_envs, **pool_options)
         self.spec = self.pool.specs.spec
@@ -59,12 +62,6 @@ class BaselinesVecEnv(PoolVecEnv):
             raise ValueError(
                 f"spaces: the envs have {(self.observation_space, self.action_space)}, not {tuple(spaces)}"
             )
-
-    def _already_stepping(self) -> Exception:
-        return AlreadySteppingError("already running an async step: call step_wait first")
-
-    def _not_stepping(self) -> Exception:
-        return NotSteppingError("not running an async step: call step_async first")
 
     def render(self, mode: str | None = "human") -> Any:
         """All envs' images as one: shown in a window ("human"), or returned ("rgb_array")."""

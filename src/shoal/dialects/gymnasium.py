@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copying
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,9 +15,10 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.vector_env import AutoresetMode
 
-from shoal.errors import EnvError, StepTimeout
+from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
+from shoal.envs.functions import as_env_fns, with_time_limit
+from shoal.errors import StepTimeout
 from shoal.memory.answers import Ready
-from shoal.pool import Pool, refuse_unknown_options
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -31,7 +33,7 @@ class WaitTimeout(StepTimeout, multiprocessing.TimeoutError):
     """A StepTimeout that is caught as Gymnasium's timeouts are."""
 
 
-class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     """A pool that speaks Gymnasium's vector API, with all of its backends.
 
     Args:
@@ -54,18 +56,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ):
         mode = pool_options.pop("autoreset", autoreset_mode)
         self.copy, self.observation_mode = copy, observation_mode
-        refuse_unknown_options(pool_options)
-        pool_options.setdefault("check_actions", "discrete")
         asked = None if mode is None else _MODES[_autoreset_mode(mode)]
         pool_options |= {"copy": copy, "autoreset": asked, "observation_mode": observation_mode}
-        self.pool = Pool(env, num_envs, **pool_options)
+        self.pool = open_pool(env, num_envs, pool_options, "a Gymnasium vector env")
         self.autoreset_mode = _autoreset_mode(self.pool.autoreset)
-        if self.pool.batch_size != self.pool.num_envs:
-            self.pool.close()
-            raise ValueError(
-                "a Gymnasium vector env returns all envs at every step: for batch_size below num_envs use shoal.Pool, "
-                'or shoal.tune(..., batch_size="all") for a plan without it'
-            )
         specs = self.pool.specs
         self.num_envs = self.pool.num_envs
         self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
@@ -73,7 +67,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.metadata = {**specs.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = specs.render_mode
         self._state = AsyncState.DEFAULT
-        self._late = False  # whether a timed-out call may still be answered
         self._call: Any = None
 
     @property
@@ -100,38 +93,27 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         """Start a reset; its result comes with `reset_wait`."""
         self._begin("reset_async")
-        seeds = self._seeds(seed)
-        mask = None
-        if options is not None and "reset_mask" in options:
-            options = dict(options)
-            mask = self._check_mask(options.pop("reset_mask"))
-        if mask is None:
-            self._reset_ids = None
-            self.pool.async_reset(seed=seeds, options=options)
-        else:
-            self._reset_ids = np.flatnonzero(mask)
-            self.pool.async_reset(self._reset_ids, seed=[seeds[i] for i in self._reset_ids], options=options)
+        seeds: Any = self._seeds(seed)
+        self._reset_ids, options = split_reset_mask(options, self.num_envs)
+        if self._reset_ids is not None:
+            seeds = [seeds[i] for i in self._reset_ids]
+        self.pool.async_reset(self._reset_ids, seed=seeds, options=options)
         self._state = AsyncState.WAITING_RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """The observations and infos of the reset that was started."""
-        ready = self._finish(AsyncState.WAITING_RESET, "reset_wait", "reset_async", timeout)
+        with self._finishing(AsyncState.WAITING_RESET, timeout):
+            ready = self._collect(self.pool.wait_reset, self._reset_ids, timeout)
         if self._reset_ids is not None:
             ready = self.pool.data.whole(ready)
         return self.pool.data.take_obs(ready), self._infos(ready)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all envs."""
-        pool = self.pool
-        if self._state is not AsyncState.DEFAULT or self._late or pool.closed:
+        if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
             self._begin("step_async")
-        try:
-            ready = pool.exchange(actions)
-        except BaseException:
-            self._late = True
-            raise
-        infos = self._infos(ready) if ready.infos else {}
-        return (*pool.data.take_step(ready), infos)
+        ready = self._exchange(actions)
+        return (*self.pool.data.take_step(ready), self._infos(ready) if ready.infos else {})
 
     def step_async(self, actions: Any) -> None:
         """Start a step; its result comes with `step_wait`."""
@@ -141,7 +123,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The result of the step that was started."""
-        ready = self._finish(AsyncState.WAITING_STEP, "step_wait", "step_async", timeout)
+        with self._finishing(AsyncState.WAITING_STEP, timeout):
+            ready = self._collect(self.pool.wait, timeout)
         return (*self.pool.data.take_step(ready), self._infos(ready))
 
     # ---- calls -----------------------------------------------------------------------------------------------
@@ -159,16 +142,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """The results of the call that was started, one per env."""
-        self._check_open()
-        if self._state is not AsyncState.WAITING_CALL:
-            raise NoAsyncCallError(
-                "Calling `call_wait` without any prior call to `call_async`.", AsyncState.WAITING_CALL.value
-            )
-        self._state = AsyncState.DEFAULT
-        try:
+        with self._finishing(AsyncState.WAITING_CALL, timeout):
             return tuple(self.pool.finish_call(self._call, timeout))
-        except StepTimeout as error:
-            raise WaitTimeout(f"The call to `call_wait` has timed out: {error}", error.env_ids) from None
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each env."""
@@ -197,12 +172,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         # The pool closes itself when it is collected.
         return None
 
-    def __enter__(self) -> VectorEnv:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -219,31 +188,21 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete.",
                 str(self._state.value),
             )
-        if self._late:
-            # The answers to a call that timed out or was interrupted are waited for here and dropped: they must not be
-            # taken for new ones.
-            self.pool.drop_pending()
-            self._late = False
+        self._drop_late()
 
-    def _finish(self, state: AsyncState, name: str, before: str, timeout: float | None) -> Ready:
+    @contextlib.contextmanager
+    def _finishing(self, state: AsyncState, timeout: float | None) -> Iterator[None]:
+        """Wait for a call that was started, the one of this state, in the words of Gymnasium's errors."""
         self._check_open()
+        name = str(state.value)
         if self._state is not state:
-            raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{before}`.", state.value)
+            raise NoAsyncCallError(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
         self._state = AsyncState.DEFAULT
         try:
-            if state is AsyncState.WAITING_RESET:
-                return self.pool.wait_reset(self._reset_ids, timeout)
-            return self.pool.wait(timeout)
+            yield
         except StepTimeout as error:
-            self._late = True
-            message = f"The call to `{name}` has timed out after {timeout} second(s): {error}"
+            message = f"The call to `{name}_wait` has timed out after {timeout} second(s): {error}"
             raise WaitTimeout(message, error.env_ids) from None
-        except EnvError:
-            self.pool.drop_pending()
-            raise
-        except BaseException:  # an interrupt: what is still under way is dropped by the next call
-            self._late = True
-            raise
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
         infos: dict[str, Any] = {}
@@ -262,18 +221,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"length={len(seed)}."
             )
         return list(seed)
-
-    def _check_mask(self, mask: Any) -> Any:
-        name = "`options['reset_mask']`"
-        if not isinstance(mask, np.ndarray):
-            raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"{name} must have shape `({self.num_envs},)`, got {mask.shape}")
-        if mask.dtype != np.bool_:
-            raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
-        if not mask.any():
-            raise ValueError(f"{name} must have at least one True value, got {mask}")
-        return mask
 
 
 class SyncVectorEnv(VectorEnv):
@@ -349,25 +296,11 @@ def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
     """
 
     def create(num_envs: int = 1, max_episode_steps: int | None = None, **env_kwargs: Any) -> VectorEnv:
-        build = _Limited(env, max_episode_steps, env_kwargs)
-        return VectorEnv(build, num_envs, **pool_options)
+        (env_fn,) = as_env_fns(env, 1, env_kwargs)
+        limited = env_fn if max_episode_steps is None else with_time_limit(env_fn, max_episode_steps)
+        return VectorEnv(limited, num_envs, **pool_options)
 
     return create
-
-
-class _Limited:
-    """Makes an env as `gymnasium.make` would have, with its time limit."""
-
-    def __init__(self, env: Any, max_episode_steps: int | None, env_kwargs: dict[str, Any]):
-        self.env, self.max_episode_steps, self.env_kwargs = env, max_episode_steps, env_kwargs
-
-    def __call__(self) -> Any:
-        if isinstance(self.env, str | gymnasium.envs.registration.EnvSpec):
-            return gymnasium.make(self.env, max_episode_steps=self.max_episode_steps, **self.env_kwargs)
-        env = self.env(**self.env_kwargs)
-        if self.max_episode_steps is None:
-            return env
-        return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
 
 
 def vector_entry_point(env: Any, num_envs: int = 1, **pool_options: Any) -> VectorEnv:

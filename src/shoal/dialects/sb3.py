@@ -20,16 +20,8 @@ from typing import Any
 
 from gymnasium import Space
 
-from shoal.dialects.vec_env import (
-    PoolVecEnv,
-    TransformWrapper,
-    VecEnv,
-    VecEnvWrapper,
-    as_list,
-    check_maker,
-    check_vec_env,
-    make_one,
-)
+from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
+from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, check_vec_env
 from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
