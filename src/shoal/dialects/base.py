@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,10 @@ from shoal.memory.answers import Ready
 from shoal.pool import Pool, refuse_unknown_options
 from shoal.support.checks import Ids
 
-__all__ = ["ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
+__all__ = ["POOL_OPTIONS", "ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
+
+# The names of all options of a pool, but for those of the env.
+POOL_OPTIONS = frozenset(inspect.signature(Pool.__init__).parameters) - {"self", "env", "num_envs", "env_kwargs"}
 
 
 def open_pool(

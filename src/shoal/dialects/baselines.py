@@ -2,14 +2,14 @@
 
     from shoal.dialects.baselines import make_vec_env
 
-Step returns four values over Gymnasium envs, and old `gym` envs are taken as they are. Baselines itself is not needed.
-What Baselines never had is here as well: `env_method`, `get_attr`, `set_attr`, and the last observation of each episode
-in `info["terminal_observation"]`.
+Step returns four values, over Gymnasium envs and envs of the old `gym` alike. Baselines itself is not needed. Shoal
+adds `env_method`, `get_attr`, `set_attr`, and the last observation of each episode as `info["terminal_observation"]`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import uuid
@@ -106,15 +106,7 @@ class SubprocVecEnv(BaselinesVecEnv):
 
 
 class ShmemVecEnv(SubprocVecEnv):
-    """The same: with Shoal, everything is in shared memory."""
-
-    def __init__(
-        self, env_fns: Sequence[Callable[[], Any]], spaces: Any = None, context: str = "spawn", **pool_options: Any
-    ):
-        super().__init__(env_fns, spaces, context, **pool_options)
-
-
-# ---- wrappers ------------------------------------------------------------------------------------------------
+    """The same as SubprocVecEnv: Shoal always keeps observations and actions in shared memory."""
 
 
 class Monitor(_Monitor):
@@ -208,14 +200,11 @@ class VecExtractDictObs(TransformWrapper):
         self.key = key
 
 
-# ---- making them ---------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def clear_mpi_env_vars() -> Iterator[None]:
-    """Hide mpirun from the processes that are started meanwhile: one of them that imports mpi4py would hang.
+    """Hide mpirun from the processes that are started inside of the `with` block: importing mpi4py would hang there.
 
-    Shoal's own workers never see it.
+    Shoal's own workers never see mpirun.
     """
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(LAUNCHER_VARIABLES)}
     try:
@@ -225,23 +214,20 @@ def clear_mpi_env_vars() -> Iterator[None]:
 
 
 def set_global_seeds(seed: int | None) -> None:
-    """Seed the global generators of Python and numpy, with 1000 more for each rank; with None, nothing happens."""
+    """Seed the global generators of Python and numpy. Each rank adds 1000 times its number; None does nothing."""
     if seed is not None:
         seed += 1000 * current().rank
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
 
-class _MakeEnv:
-    """Makes one env, where it will live."""
-
-    def __init__(self, initializer: Callable[..., Any] | None, mpi_rank: int, subrank: int, arguments: dict[str, Any]):
-        self.initializer, self.mpi_rank, self.subrank, self.arguments = initializer, mpi_rank, subrank, arguments
-
-    def __call__(self) -> Any:
-        if self.initializer is not None:
-            self.initializer(mpi_rank=self.mpi_rank, subrank=self.subrank)
-        return make_env(mpi_rank=self.mpi_rank, subrank=self.subrank, **self.arguments)
+def _make_initialized(
+    initializer: Callable[..., Any] | None, ranks: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Any:
+    """Make one env, in the process where it will live."""
+    if initializer is not None:
+        initializer(**ranks)
+    return make_env(**ranks, **arguments)
 
 
 def make_vec_env(
@@ -263,9 +249,9 @@ def make_vec_env(
 
     Args:
         env_id: an id, or a function or class that makes an env.
-        env_type: "atari" brings the usual preprocessing, which `wrapper_kwargs` is for; all others are plain.
+        env_type: "atari" adds the usual preprocessing, which `wrapper_kwargs` is for; all others add nothing.
         seed: env i gets `seed + start_index + i`, and 10000 more for each rank (see `shoal.ranks.current`).
-        reward_scale: what rewards are multiplied by.
+        reward_scale: a factor for all rewards.
         flatten_dict_observations: Dict observations as one array.
         initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, where it is made.
         force_dummy: keep the envs in this process.
@@ -280,7 +266,10 @@ def make_vec_env(
         "flatten_dict_observations": flatten_dict_observations, "wrapper_kwargs": wrapper_kwargs,
         "env_kwargs": env_kwargs, "logger_dir": logger_dir, "run": uuid.uuid4().hex,
     }  # fmt: skip
-    fns = [_MakeEnv(initializer, ranks.rank, start_index + i, arguments) for i in range(num_env)]
+    fns = [
+        functools.partial(_make_initialized, initializer, {"mpi_rank": ranks.rank, "subrank": subrank}, arguments)
+        for subrank in range(start_index, start_index + num_env)
+    ]
     set_global_seeds(seed)
     alone = force_dummy or num_env == 1
     envs = DummyVecEnv(fns, **pool_options) if alone else SubprocVecEnv(fns, **pool_options)
@@ -341,7 +330,7 @@ class ClipActions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class RewardScaler(gymnasium.RewardWrapper[Any, Any]):
-    """Multiplies rewards."""
+    """Multiplies rewards by a factor."""
 
     def __init__(self, env: Any, scale: float = 0.01):
         super().__init__(env)
@@ -352,11 +341,8 @@ class RewardScaler(gymnasium.RewardWrapper[Any, Any]):
         return reward * self.scale
 
 
-# ---- Atari ---------------------------------------------------------------------------------------------------
-
-
 def _atari(env: Any) -> Any:
-    """Up to 30 steps of nothing at the start, the brighter of two frames out of four, 84 x 84 grey pixels."""
+    """Begin with up to 30 empty steps, repeat actions four times, and give 84 x 84 grey pixels."""
     return gymnasium.wrappers.AtariPreprocessing(
         env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False, grayscale_newaxis=True
     )
@@ -365,7 +351,7 @@ def _atari(env: Any) -> Any:
 def _wrap_deepmind(
     env: Any, episode_life: bool = True, clip_rewards: bool = True, frame_stack: bool = False, scale: bool = False
 ) -> Any:
-    """What DeepMind's agents see: a life is an episode, rewards are signs, and maybe four frames at once."""
+    """Wrap an Atari env as DeepMind's agents see it: a life is an episode, rewards are signs, frames may be stacked."""
     if episode_life:
         env = EpisodicLife(env)
     if "FIRE" in env.unwrapped.get_action_meanings():
@@ -376,12 +362,12 @@ def _wrap_deepmind(
     if clip_rewards:
         env = gymnasium.wrappers.TransformReward(env, lambda reward: np.sign(float(reward)))
     if frame_stack:
-        env = _StackChannels(gymnasium.wrappers.FrameStackObservation(env, 4))
+        env = _stack_channels(gymnasium.wrappers.FrameStackObservation(env, 4))
     return env
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Ends the episode with each life; the game goes on at the next reset, unless it is over."""
+    """Ends the episode when a life is lost. The next reset continues the game, unless it is over."""
 
     def __init__(self, env: Any):
         super().__init__(env)
@@ -397,10 +383,10 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin a new game only when the last one is over."""
+        """Begin a new game if the last one is over, else take one empty step."""
         if self.was_real_done or kwargs.get("seed") is not None:
             observation, info = self.env.reset(**kwargs)
-        else:  # one step of nothing, to get past the lost life
+        else:  # an empty step leads past the lost life
             observation, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 observation, info = self.env.reset(**kwargs)
@@ -410,7 +396,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Fires at the start of games that wait for it."""
+    """Fires after each reset, for games that begin only then."""
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset, and fire."""
@@ -419,17 +405,9 @@ class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs) if terminated or truncated else (observation, info)
 
 
-class _StackChannels(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """[4, height, width, 1] as [height, width, 4]."""
-
-    def __init__(self, env: Any):
-        super().__init__(env)
-        space: Any = env.observation_space
-        count, height, width, channels = space.shape
-        self.observation_space = gym_spaces.Box(
-            space.low.min(), space.high.max(), (height, width, count * channels), space.dtype
-        )
-
-    def observation(self, observation: Any) -> Any:
-        """The frames as channels."""
-        return np.concatenate(list(observation), axis=-1)
+def _stack_channels(env: Any) -> Any:
+    """Turn observations [4, height, width, 1] into [height, width, 4]."""
+    space: Any = env.observation_space
+    count, height, width, channels = space.shape
+    stacked = gym_spaces.Box(space.low.min(), space.high.max(), (height, width, count * channels), space.dtype)
+    return gymnasium.wrappers.TransformObservation(env, lambda frames: np.concatenate(list(frames), axis=-1), stacked)

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
+from shoal.dialects.base import PoolFace, open_pool
 from shoal.envs.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
 from shoal.errors import BadEnv
 from shoal.memory.answers import Ready
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.spaces.leaves import Kind, assemble, flatten
 
-__all__ = ["MakeSpec", "Parts", "SpecMethods", "Specs", "TimeStepPool", "spec_of"]
+__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepFace", "TimeStepPool", "spec_of"]
 
 Array = npt.NDArray[Any]
 MakeSpec = Callable[[Any, Any, Any, Any, str], Any]  # (shape, type, minimum, maximum, name) -> a library's own spec
@@ -48,12 +49,13 @@ class TimeStepPool:
     Args:
         env, num_envs: as for `shoal.Pool`.
         make_spec: makes a spec of the library's own.
+        pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
         partial: whether a TimeStep may have rows of some envs only.
-        **pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
 
     Attributes:
         specs: of one env, without the batch dimension.
-        infos: of the last answer, as far as they are not empty, by env.
+        foreign: whether all envs describe themselves by specs, rather than by spaces.
+        infos: those of the last answer that are not empty, by env.
     """
 
     def __init__(
@@ -64,43 +66,24 @@ class TimeStepPool:
         pool_options: dict[str, Any],
         partial: bool = False,
     ):
-        refuse_unknown_options(pool_options)
-        if pool_options.setdefault("autoreset", "next_step") != "next_step":
-            raise ValueError(
-                'autoreset: TimeSteps know only "next_step": the last step of an episode is followed by the first of '
-                "the next"
-            )
-        pool_options.setdefault("check_actions", "discrete")
-        pool_options.setdefault("copy", True)
-        self.pool = Pool(env, num_envs, **pool_options)
-        if not partial and self.pool.batch_size != self.pool.num_envs:
-            self.pool.close()
-            raise ValueError(
-                "batch_size: a TimeStep has a row for each env; for the first that are ready use shoal.Pool"
-            )
+        self.pool = open_pool(env, num_envs, pool_options, "an env with TimeSteps", "next_step", partial)
         self.infos: dict[int, dict[str, Any]] = {}
         try:
             self.specs = self._agree(make_spec)
         except BaseException:
             self.pool.close()
             raise
-        self._reward_type, self._discount_type = (np.dtype(self.specs[i].dtype) for i in (2, 3))
+        self._reward_type, self._discount_type = np.dtype(self.specs.reward.dtype), np.dtype(self.specs.discount.dtype)
         self._bools = "b" in {np.dtype(leaf.dtype).kind for leaf in _leaves(self.specs.action)}
-        self._plain = is_leaf(self.specs.observation)
-        plain_type = np.dtype(self.specs.observation.dtype) if self._plain else None
-        self._as_it_is = self._plain and self.pool.single_observation_space.dtype == plain_type
-
-    @property
-    def foreign(self) -> bool:
-        """Whether all envs have specs of their own, rather than spaces."""
-        return self._foreign
+        observation, space = self.specs.observation, self.pool.single_observation_space
+        self._as_it_is = is_leaf(observation) and space.dtype == np.dtype(observation.dtype)
 
     def _agree(self, make_spec: MakeSpec) -> Specs:
-        """The specs of the first env. Raises ValueError where another env's differ."""
+        """The specs of the first env. Raises ValueError if those of another env differ."""
         found = self.pool.apply(_specs_of)
         self._has_specs = [specs is not None for specs in found]
         own = [specs for specs in found if specs is not None]
-        self._foreign = len(own) == len(found)
+        self.foreign = len(own) == len(found)
         for env_id, specs in enumerate(found):
             if specs is not None and specs != own[0]:
                 raise ValueError(f"env {env_id} has the specs {specs}, and the first has {own[0]}: they must be equal")
@@ -116,8 +99,6 @@ class TimeStepPool:
             other if spec is None else map_spec(lambda leaf: _translated(leaf, make_spec), spec)
             for spec, other in zip(own[0], derived, strict=True)
         ))  # fmt: skip
-
-    # ---- stepping ----------------------------------------------------------------------------------------------
 
     def reset(self, seed: Any = None) -> Parts:
         """Begin a new episode in every env."""
@@ -154,10 +135,15 @@ class TimeStepPool:
         return obs if self._as_it_is else map_spec(_typed, self.specs.observation, obs)
 
 
-class SpecMethods:
-    """The specs of one env, for a face that has its TimeStepPool as `_steps`."""
+class TimeStepFace(PoolFace):
+    """A dialect that has its TimeStepPool as `_steps`."""
 
     _steps: TimeStepPool
+
+    @property
+    def infos(self) -> dict[int, dict[str, Any]]:
+        """The infos that came with the last TimeStep and are not empty, by env."""
+        return self._steps.infos
 
     def observation_spec(self) -> Any:
         """Of one env."""
@@ -210,17 +196,17 @@ def _translated(leaf: Any, make_spec: MakeSpec) -> Any:
 
 
 def spec_of(space: Space[Any], make_spec: MakeSpec, name: str) -> Any:
-    """The spec of a Gymnasium space."""
-    if isinstance(space, spaces.Dict):
-        return {key: spec_of(part, make_spec, str(key)) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(spec_of(part, make_spec, f"{name}_{i}") for i, part in enumerate(space.spaces))
-    if isinstance(space, spaces.Box):
-        return make_spec(space.shape, space.dtype, space.low, space.high, name)
-    if isinstance(space, spaces.Discrete):
-        return make_spec((), space.dtype, int(space.start), int(space.start) + int(space.n) - 1, name)
-    if isinstance(space, spaces.MultiDiscrete):
-        return make_spec(space.shape, space.dtype, space.start, space.start + space.nvec - 1, name)
-    if isinstance(space, spaces.MultiBinary):
-        return make_spec(space.shape, space.dtype, 0, 1, name)
-    raise BadEnv(f"the {name} space {space} has no spec: TimeSteps hold numbers only; leave it out by a wrapper")
+    """The spec of a Gymnasium space. A part of a Dict is named by its key, a part of a Tuple by its place."""
+    specs = []
+    for leaf in flatten(space):
+        if leaf.kind is not Kind.ARRAY:
+            raise BadEnv(
+                f"the {name} space {space} has no spec: TimeSteps hold numbers only, and {name}{leaf.name} is a "
+                f"{leaf.kind.value}; leave it out by a wrapper"
+            )
+        part, inside = name, space
+        for key in leaf.path:
+            part = str(key) if isinstance(inside, spaces.Dict) else f"{part}_{key}"
+            inside = inside[key]  # type: ignore[index]
+        specs.append(make_spec(leaf.shape, leaf.dtype, leaf.low, leaf.high, part))
+    return assemble(space, specs)
