@@ -5,7 +5,7 @@
     observations, rewards, terminations, truncations, infos = envs.step({"knight": actions, "archer": actions})
 
 Each is a dict {agent: array [num_envs, ...]} in the agent's own spaces. An agent may be absent from some envs:
-`envs.present[agent]` says where it is there. A trainer that has one policy for all agents is quicker with the lanes of
+`envs.present[agent]` says in which it is there. A trainer with one policy for all agents is faster with the lanes of
 `shoal.Pool` or `shoal.make`, where every agent of every env is one row.
 """
 
@@ -25,6 +25,7 @@ from shoal.errors import BadAction, BadCall, BadEnv
 from shoal.pool import Pool
 from shoal.spaces.leaves import assemble, get_path, read_actions
 from shoal.spaces.shared import SharedSpace
+from shoal.support.checks import check_ids
 
 __all__ = ["BatchedParallelEnv"]
 
@@ -36,21 +37,21 @@ Step = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 class BatchedParallelEnv(PoolFace):
     """Many parallel envs as one.
 
-    Arrays are views of one batch of all agents wherever the agent's space allows; they are the caller's own unless
+    Arrays are views of one batch of all agents if the agent's space allows it. The caller owns them, unless
     `copy=False` is given.
 
     Args:
-        env: a function or class that makes a PettingZoo env (parallel, or AEC, which is converted), a list of such, or
-            a pool of them.
-        num_envs: how many; left out when a list or a pool was given.
+        env: a function or class that makes a PettingZoo env (parallel, or AEC, which is converted), a list of them, or
+            a pool.
+        num_envs: how many. Leave it out if you pass a list or a pool.
         **pool_options: as for `shoal.Pool`; `batch_envs` is how many envs `recv` waits for.
 
     Attributes:
         pool: the pool, which has a lane for each agent of each env.
         num_envs: how many envs.
         agents, possible_agents: the names of all agents that an env may have.
-        present: by agent, bool [envs of the last answer], True where it is there.
-        began: by agent, bool [envs of the last answer], True where its observation is the first of an episode.
+        present: by agent, bool [envs of the last answer], True if the agent is in the env.
+        began: by agent, bool [envs of the last answer], True if its observation is the first of an episode.
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
@@ -82,9 +83,7 @@ class BatchedParallelEnv(PoolFace):
         self._actions = SharedSpace("action", self.agents, [pair[1] for pair in pairs])
         # An action that is legal for every agent, for those that are left out.
         self._idle = [np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high) for leaf in self._actions.leaves]
-        self._lives = np.zeros(
-            (self.num_envs, self.num_agents), np.bool_
-        )  # agents with actions that count in the next step
+        self._lives = np.zeros((self.num_envs, self.num_agents), np.bool_)  # agents that act in the next step
         self.present: ByAgent = {agent: np.zeros(self.num_envs, np.bool_) for agent in self.agents}
         self.began: ByAgent = dict(self.present)
 
@@ -126,7 +125,7 @@ class BatchedParallelEnv(PoolFace):
 
     def send(self, actions: Mapping[Any, Any], env_ids: Any = None) -> None:
         """Start a step of these envs (None: all), and return at once; `actions` have a row for each of them."""
-        envs = np.arange(self.num_envs) if env_ids is None else self._checked(env_ids)
+        envs = self._envs(env_ids)
         self.pool.send(self._joined(actions, envs), self._lanes_of(env_ids))
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> tuple[Any, ...]:
@@ -134,21 +133,17 @@ class BatchedParallelEnv(PoolFace):
         batch = self.pool.recv(timeout, min_batch)
         return (*self._by_agent(batch), batch.env_id[:: self.num_agents] // self.num_agents)
 
-    def _checked(self, env_ids: Any) -> Array:
-        envs = np.atleast_1d(np.asarray(env_ids))
-        if envs.ndim != 1 or envs.dtype.kind not in "iu" or not ((envs >= 0) & (envs < self.num_envs)).all():
-            raise BadAction(f"env_ids: expected whole numbers from 0 to {self.num_envs - 1}, found {env_ids!r:.200}")
-        return envs
+    def _envs(self, env_ids: Any) -> Array:
+        return np.arange(self.num_envs) if env_ids is None else check_ids(env_ids, self.num_envs)
 
     def _lanes_of(self, env_ids: Any) -> Array | None:
         if env_ids is None:
             return None
-        envs = self._checked(env_ids)
-        return (envs[:, None] * self.num_agents + np.arange(self.num_agents)).ravel()
+        return (self._envs(env_ids)[:, None] * self.num_agents + np.arange(self.num_agents)).ravel()
 
     def _for_lanes(self, seed: Any, options: Any, env_ids: Any) -> dict[str, Any]:
         """Seeds and options for each lane, from those for each env."""
-        envs = np.arange(self.num_envs) if env_ids is None else self._checked(env_ids)
+        envs = self._envs(env_ids)
         if seed is not None and not isinstance(seed, Sequence | np.ndarray):
             seed = [seed + int(env) for env in envs]
         return {

@@ -28,7 +28,7 @@ def open_pool(
     Args:
         env, num_envs, options: what the user gave, as for `shoal.Pool`.
         api: what error messages call the dialect.
-        mode: the only autoreset mode that the dialect has; None where it has all of them.
+        mode: the only autoreset mode that the dialect has; None if it has all of them.
         partial: whether an answer may have rows of some envs only.
 
     Raises:

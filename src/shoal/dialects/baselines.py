@@ -21,10 +21,10 @@ import numpy as np
 from gymnasium import spaces as gym_spaces
 
 from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
-from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper
+from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs
 from shoal.envs.adapt import adapt
 from shoal.ranks import LAUNCHER_VARIABLES, Ranks, current, mpi_rank, rank_seed
-from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
+from shoal.wrappers import FrameStack, MonitorEpisodes, Normalize
 from shoal.wrappers.monitor import Monitor as _Monitor
 from shoal.wrappers.video import tile_images
 
@@ -192,14 +192,6 @@ class VecMonitor(TransformWrapper):
         return int(self.transform.episode_count)  # type: ignore[attr-defined]
 
 
-class VecExtractDictObs(TransformWrapper):
-    """One part of Dict observations instead of all of it."""
-
-    def __init__(self, venv: Any, key: str):
-        super().__init__(venv, ExtractDictObs(key))
-        self.key = key
-
-
 @contextlib.contextmanager
 def clear_mpi_env_vars() -> Iterator[None]:
     """Hide mpirun from the processes that are started inside of the `with` block: importing mpi4py would hang there.
@@ -253,7 +245,7 @@ def make_vec_env(
         seed: env i gets `seed + start_index + i`, and 10000 more for each rank (see `shoal.ranks.current`).
         reward_scale: a factor for all rewards.
         flatten_dict_observations: Dict observations as one array.
-        initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, where it is made.
+        initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, in the same process.
         force_dummy: keep the envs in this process.
         logger_dir: folder for the monitor files `<rank>.<start_index + i>.monitor.csv`; None writes none.
         pool_options: as for `shoal.Pool`.
@@ -297,7 +289,7 @@ def make_env(
     Args:
         gamestate: for "retro", which is not supported.
         logger_dir: folder for the monitor file `<mpi_rank>.<subrank>.monitor.csv`.
-        run: a name for the run: an env that is built anew goes on with its file of the same run.
+        run: a name for the run. An env that is built again continues its file, if that is of the same run.
     """
     if env_type == "retro" or gamestate is not None:
         raise ValueError("env_type: gym-retro has no Gymnasium envs; pass a function that makes one of yours as env_id")

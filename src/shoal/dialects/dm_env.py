@@ -1,4 +1,4 @@
-"""The pool as a dm_env environment whose TimeSteps have a row for each env. Needs no TensorFlow."""
+"""The pool as a dm_env environment: its TimeSteps have a row for each env. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ except ImportError as error:
 
 import numpy as np
 
-from shoal.dialects.time_steps import TimeStepFace, TimeStepPool
+from shoal.dialects.time_steps import TimeStepFace
 
 __all__ = ["BatchedEnvironment", "make_spec"]
 
@@ -23,8 +23,8 @@ class BatchedEnvironment(TimeStepFace, dm_env.Environment):  # type: ignore[misc
     """Many envs as one dm_env environment.
 
     Its specs are those of one env; step type, reward, discount and observation of a TimeStep have a row for each. The
-    last step of an episode is followed by the first of the next, whose action is ignored. At a first step the reward
-    is 0 and the discount 1, where a single env of dm_env has None.
+    last step of an episode is followed by the first of the next, which ignores its action. At a first step the reward
+    is 0 and the discount 1; a single env of dm_env has None for both.
 
     Args:
         env, num_envs: as for `shoal.Pool`; dm_env environments, PyEnvironments of TF-Agents and Gymnasium envs.
@@ -32,19 +32,19 @@ class BatchedEnvironment(TimeStepFace, dm_env.Environment):  # type: ignore[misc
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
-        self._steps = TimeStepPool(env, num_envs, make_spec, pool_options)
-        self.pool, self.batch_size = self._steps.pool, self._steps.pool.num_envs
+        self._open(env, num_envs, make_spec, pool_options)
+        self.batch_size = self.pool.num_envs
         self._fresh = True
 
     def reset(self, seed: Any = None) -> dm_env.TimeStep:
         """Begin a new episode in every env; an int gives env i `seed + i`, a list gives each its own."""
-        step = dm_env.TimeStep(*self._steps.reset(seed))
+        step = dm_env.TimeStep(*self._first_step(seed))
         self._fresh = False
         return step
 
     def step(self, action: Any) -> dm_env.TimeStep:
         """Step every env with its row of the action."""
-        return self.reset() if self._fresh else dm_env.TimeStep(*self._steps.step(action))
+        return self.reset() if self._fresh else dm_env.TimeStep(*self._next_step(action))
 
 
 def make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:

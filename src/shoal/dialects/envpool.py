@@ -9,6 +9,7 @@ was truncated, as in dm_env.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
 from shoal.dialects.envpool_task import EnvPoolTask, EnvSpec, dm_dialect, named_state, read_task
-from shoal.dialects.time_steps import Specs, TimeStepFace, TimeStepPool
+from shoal.dialects.time_steps import TimeStepFace
 from shoal.envs.batched import BATCHED
 from shoal.errors import BadAction
 from shoal.memory.answers import Ready
@@ -38,17 +39,17 @@ _NOT_ACTIONS = ("env_id", "players", "players.env_id")
 
 
 def make(task_id: Any, env_type: str = "gymnasium", **options: Any) -> Any:
-    """Many envs as one, as `envpool.make` gives them.
+    """Make many envs as one, as `envpool.make` does.
 
     Args:
-        task_id: as for `shoal.Pool`: a Gymnasium id or spec, a function or class that makes an env, or a list of such.
+        task_id: as for `shoal.Pool`: a Gymnasium id or spec, a function or class that makes an env, or a list.
         env_type: "gymnasium" (or "gym", which is the same in EnvPool), or "dm".
-        num_envs: how many; 1 by default, left out when a list was given.
+        num_envs: how many; 1 by default. Leave it out if you pass a list.
         batch_size: how many envs `recv` waits for; by default, and for 0, all.
         num_threads: the pool's `num_workers`; by default, and for 0, one for each core.
         seed: an int gives env i `seed + i`, a list each its own (as `env_seed` does); 42 by default, as in EnvPool.
         max_episode_steps: a time limit in place of the env's own.
-        thread_affinity_offset, base_path: taken, and make no difference.
+        thread_affinity_offset, base_path: accepted, and without effect.
         **options: as for `shoal.Pool`: backend, copy (True by default), on_error, ...; all others are for the env.
     """
     check_choice("env_type", env_type, ("gymnasium", "gym", "dm"))
@@ -56,23 +57,12 @@ def make(task_id: Any, env_type: str = "gymnasium", **options: Any) -> Any:
     return DMEnvPool(task) if env_type == "dm" else GymnasiumEnvPool(task)
 
 
-def make_gymnasium(task_id: Any, **options: Any) -> GymnasiumEnvPool:
-    """`make` with five values for each step."""
-    return make(task_id, "gymnasium", **options)  # type: ignore[no-any-return]
-
-
-def make_gym(task_id: Any, **options: Any) -> GymnasiumEnvPool:
-    """The same as `make_gymnasium`, as it is in EnvPool."""
-    return make_gymnasium(task_id, **options)
-
-
-def make_dm(task_id: Any, **options: Any) -> DMEnvPool:
-    """`make` with TimeSteps of dm_env."""
-    return make(task_id, "dm", **options)  # type: ignore[no-any-return]
+make_gymnasium = make_gym = functools.partial(make, env_type="gymnasium")  # five values for each step
+make_dm = functools.partial(make, env_type="dm")  # TimeSteps of dm_env
 
 
 def make_spec(task_id: Any, **options: Any) -> EnvSpec:
-    """The spec that the envs would have; one of them is made for a moment to see its spaces."""
+    """The spec that the envs would have. One of them is made for a moment, to read its spaces."""
     task = read_task(task_id, options)
     backend = task.pool_options.get("backend")
     if backend in BATCHED:
@@ -107,21 +97,22 @@ def register(
 class EnvPool(PoolFace):
     """EnvPool's methods on a `shoal.Pool`. `make` returns one of its subclasses.
 
-    Where `batch_size` is `num_envs`, an answer has a row for each env that was sent to, in the order of the sends.
-    Where it is less (`is_async`), it has the first `batch_size` envs that are done, in ascending order of their ids.
+    If `batch_size` is `num_envs`, an answer has a row for each env that was sent to, in the order of the sends. If it
+    is less (`is_async`), an answer has the first `batch_size` envs that are done, in ascending order of their ids.
 
-    An env whose episode has ended is reset by its next action, which it does not see; so is one that was never reset.
+    An action for an env with an episode that has ended, or one that was never reset, resets the env and is ignored.
 
     Attributes:
         config: what `make` was given, defaults included.
         spec: an EnvSpec.
     """
 
-    def __init__(self, pool: Pool, task: EnvPoolTask, specs: Specs | None = None):
-        self.pool = pool
+    def __init__(self, task: EnvPoolTask):
+        pool = self.pool
         self.config: dict[str, Any] = dict(task.config)
+        specs, own = pool.specs, getattr(self, "_specs", None)
         self.spec: Any = EnvSpec(
-            task.name, task.named_config(), pool.single_observation_space, pool.single_action_space, specs
+            task.name, task.named_config(), specs.single_observation_space, specs.single_action_space, own
         )
         self._all_ids = np.arange(pool.num_envs)
         self._sent_at = np.zeros(pool.num_envs, np.int64)  # each env's place in the order of sends
@@ -130,7 +121,7 @@ class EnvPool(PoolFace):
         self._some_fresh = True
 
     def _answer(self, ready: Ready, reset: bool) -> Any:
-        """What the envs of `ready` have answered, in the words of the env type."""
+        """The answers of the envs of `ready`, as the env type has them."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -165,7 +156,7 @@ class EnvPool(PoolFace):
         """Wait for the next batch.
 
         Args:
-            reset: give what `reset` gives: observations and info only.
+            reset: return the same as `reset`: observations and info only.
             return_info: without effect, as in EnvPool.
 
         Raises:
@@ -188,14 +179,14 @@ class EnvPool(PoolFace):
         self._start_reset(None)
 
     def reset(self, env_id: Any = None, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset envs and wait for them. A step of theirs that is pending is waited for and dropped.
+        """Reset envs and wait for them. The answer to a pending step of theirs is dropped.
 
         Args:
-            env_id: which; all by default. Of all, where batches are asynchronous, the first `batch_size` are waited
-                for, and the others come with recv.
-            seed: an int gives env i `seed + i`; a list gives each of the env ids its own. By default, envs go on with
-                the generators that `make` has seeded.
-            options: handed to every env's reset, except for "reset_mask": bool [num_envs], instead of `env_id`.
+            env_id: which envs; all by default. If all are reset and batches are asynchronous, this waits for the first
+                `batch_size` envs, and the others come with recv.
+            seed: an int gives env i `seed + i`; a list gives each of the env ids its own. By default, envs keep the
+                generators that `make` has seeded.
+            options: for the reset of every env, except for "reset_mask": bool [num_envs], in place of `env_id`.
         """
         if options is not None and "reset_mask" in options:
             if env_id is not None:
@@ -253,15 +244,15 @@ class EnvPool(PoolFace):
             return self.pool.wait()
         pending = self.pool.pending
         if len(pending) == 0:
-            return self.pool.wait()  # which says why not
+            return self.pool.wait()  # raises an error that says why not
         return _in_order(self.pool.wait_reset(pending), pending[np.argsort(self._sent_at[pending])])
 
     def seed(self, seed: Any = None) -> None:
-        """Does nothing but warn, as in EnvPool: `make` and `reset` take seeds."""
+        """Only warns, as in EnvPool: `make` and `reset` take seeds."""
         warnings.warn("seed() does nothing: pass seed= to make or to reset", stacklevel=2)
 
     def render(self, env_ids: Any = None) -> npt.NDArray[Any] | None:
-        """Frames [n, height, width, 3] of these envs, of env 0 by default; None where the envs show them themselves."""
+        """Frames [n, height, width, 3] of these envs, of env 0 by default; None if the envs show them in a window."""
         if self.pool.specs.render_mode is None:
             raise RuntimeError('render: the envs have no render mode; pass render_mode="rgb_array" to make')
         frames = self.pool.render([0] if env_ids is None else env_ids)
@@ -280,15 +271,14 @@ class EnvPool(PoolFace):
 class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymnasium.Env[Any, Any]):  # type: ignore[misc, override]
     """Answers with observations, rewards (float32), terminated, truncated and info; to a reset with the first and last.
 
-    `info` has `env_id` and `elapsed_step` (int32 [n]) and `players["env_id"]`, and the envs' own infos as
-    Gymnasium's vector envs have it: for each key an array with a row for each env, and a mask `_key` of the envs that
-    have the key.
+    `info` has `env_id` and `elapsed_step` (int32 [n]) and `players["env_id"]`. The envs' own infos are in it as in
+    Gymnasium's vector envs: for each key an array with a row for each env, and a mask `_key` of the envs that have it.
     `observation_space` and `action_space` are those of one env, as in EnvPool.
     """
 
     def __init__(self, task: EnvPoolTask):
-        pool = open_pool(task.env, task.num_envs, task.pool_options, "EnvPool", "next_step", partial=True)
-        super().__init__(pool, task)
+        self.pool = open_pool(task.env, task.num_envs, task.pool_options, "EnvPool", "next_step", partial=True)
+        super().__init__(task)
         self.num_envs = self.pool.num_envs
         self.observation_space = self.single_observation_space = self.pool.single_observation_space
         self.action_space = self.single_action_space = self.pool.single_action_space
@@ -339,12 +329,12 @@ class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymna
         return handle, take, send, go
 
     def __del__(self) -> None:
-        # The pool closes itself when it is collected.
+        # The pool closes itself when it is garbage collected.
         return None
 
 
 class DMEnvPool(TimeStepFace, EnvPool):
-    """Answers with TimeSteps of dm_env whose observation is a named tuple.
+    """Answers with TimeSteps of dm_env. The observation is a named tuple.
 
     Its fields are `env_id` (int32 [n]), `players`, and `obs`, or, where observations are dicts, their keys. A TimeStep
     has no info: those that came with the last one are in `infos`, by env.
@@ -352,14 +342,14 @@ class DMEnvPool(TimeStepFace, EnvPool):
 
     def __init__(self, task: EnvPoolTask):
         dm = dm_dialect()
-        steps = TimeStepPool(task.env, task.num_envs, dm.make_spec, dict(task.pool_options), partial=True)
-        super().__init__(steps.pool, task, steps.specs)
-        self._steps, self._time_step = steps, dm.dm_env.TimeStep
+        self._open(task.env, task.num_envs, dm.make_spec, dict(task.pool_options), partial=True)
+        super().__init__(task)
+        self._time_step = dm.dm_env.TimeStep
         dm.dm_env.Environment.register(DMEnvPool)  # so that isinstance checks pass
 
     def _answer(self, ready: Ready, reset: bool) -> Any:
-        parts = self._steps.read(ready)
-        return self._time_step(*parts[:3], named_state(ready.ids.astype(np.int32), parts.observation))
+        *others, obs = self._read_step(ready)
+        return self._time_step(*others, named_state(ready.ids.astype(np.int32), obs))
 
     def observation_spec(self) -> Any:
         """Of one env, as a named tuple."""
@@ -376,5 +366,5 @@ def _in_order(ready: Ready, ids: Ids) -> Ready:
 
 
 def _rows(infos: dict[str, Any], ids: Ids) -> dict[str, Any]:
-    """The rows of some envs out of infos that have one for each."""
+    """The rows of some envs, from infos that have a row for each env."""
     return {key: _rows(value, ids) if isinstance(value, dict) else value[ids] for key, value in infos.items()}

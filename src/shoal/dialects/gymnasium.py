@@ -19,18 +19,15 @@ from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
 from shoal.memory.answers import Ready
+from shoal.support.checks import spread_seed, whole_number
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
-_MODES = {
-    AutoresetMode.NEXT_STEP: "next_step",
-    AutoresetMode.SAME_STEP: "same_step",
-    AutoresetMode.DISABLED: "disabled",
-}
+_MODES = {mode.name.lower(): mode for mode in AutoresetMode}  # by Shoal's names
 
 
 class WaitTimeout(StepTimeout, multiprocessing.TimeoutError):
-    """A StepTimeout that is caught as Gymnasium's timeouts are."""
+    """A StepTimeout that is also of the type that Gymnasium raises."""
 
 
 class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
@@ -39,8 +36,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     Args:
         env: as for `shoal.Pool`.
         copy: True (the default, as in Gymnasium) gives arrays that are the caller's own.
-        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is understood as well. None
-            for Gymnasium's default, "next_step", or for what envs do that are batches themselves.
+        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is another name of this
+            argument. None for Gymnasium's default, "next_step", or, for envs that are batches themselves, their own.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -56,7 +53,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     ):
         mode = pool_options.pop("autoreset", autoreset_mode)
         self.copy, self.observation_mode = copy, observation_mode
-        asked = None if mode is None else _MODES[_autoreset_mode(mode)]
+        asked = None if mode is None else _autoreset_mode(mode).name.lower()
         pool_options |= {"copy": copy, "autoreset": asked, "observation_mode": observation_mode}
         self.pool = open_pool(env, num_envs, pool_options, "a Gymnasium vector env")
         self.autoreset_mode = _autoreset_mode(self.pool.autoreset)
@@ -79,8 +76,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """Each env's own generator; a copy where the env lives in another process."""
         return self.get_attr("np_random")
 
-    # ---- reset and step --------------------------------------------------------------------------------------
-
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -93,7 +88,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     ) -> None:
         """Start a reset; its result comes with `reset_wait`."""
         self._begin("reset_async")
-        seeds: Any = self._seeds(seed)
+        seeds = spread_seed(seed, np.arange(self.num_envs))
         self._reset_ids, options = split_reset_mask(options, self.num_envs)
         if self._reset_ids is not None:
             seeds = [seeds[i] for i in self._reset_ids]
@@ -127,8 +122,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             ready = self._collect(self.pool.wait, timeout)
         return (*self.pool.data.take_step(ready), self._infos(ready))
 
-    # ---- calls -----------------------------------------------------------------------------------------------
-
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or get an attribute, of each env."""
         self.call_async(name, *args, **kwargs)
@@ -158,10 +151,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """A frame of each env."""
         return self.call("render")
 
-    # ---- end -------------------------------------------------------------------------------------------------
-
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs: asks, and forces after `timeout` seconds (5 by default) or at once with `terminate`."""
+        """Close the envs, by force after `timeout` seconds (5 by default), or at once with `terminate`."""
         if self._state is not AsyncState.DEFAULT:
             gymnasium.logger.warn(
                 f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete."
@@ -169,10 +160,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         self.pool.close(0.0 if terminate else 5.0 if timeout is None else timeout)
 
     def __del__(self) -> None:
-        # The pool closes itself when it is collected.
+        # The pool closes itself when it is garbage collected.
         return None
-
-    # ---- inside ----------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self.closed or self.pool.closed:
@@ -210,18 +199,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             infos = self._add_info(infos, ready.infos[env_id], env_id)
         return infos
 
-    def _seeds(self, seed: Any) -> list[int | None]:
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seed)}."
-            )
-        return list(seed)
-
 
 class SyncVectorEnv(VectorEnv):
     """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
@@ -243,9 +220,9 @@ class SyncVectorEnv(VectorEnv):
 class AsyncVectorEnv(VectorEnv):
     """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
 
-    `shared_memory` and `daemon` are taken and make no difference: everything is in shared memory, and envs may
-    have children. `context` is the start method, `max_concurrency` the number of workers. `worker` cannot be
-    taken: there is no one process per env that it could replace. `pool_options` are Shoal's own.
+    `shared_memory` and `daemon` are accepted and change nothing: all arrays are in shared memory, and envs may start
+    processes. `context` is the start method, `max_concurrency` the number of workers. `worker` is refused, because a
+    worker of Shoal has several envs. `pool_options` are Shoal's own.
     """
 
     def __init__(
@@ -264,11 +241,7 @@ class AsyncVectorEnv(VectorEnv):
         if worker is not None:
             raise ValueError("Shoal's workers run several envs each and cannot be replaced: leave `worker` out")
         if max_concurrency is not None:
-            if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int | np.integer):
-                raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
-            if max_concurrency < 1:
-                raise ValueError(f"`max_concurrency` must be positive or None, got {max_concurrency}.")
-            pool_options.setdefault("num_workers", int(max_concurrency))
+            pool_options.setdefault("num_workers", whole_number("max_concurrency", max_concurrency, 1, 2**20))
         self.env_fns, self.shared_memory, self.context, self.daemon = env_fns, shared_memory, context, daemon
         self.worker, self.max_concurrency = worker, max_concurrency
         pool_options.setdefault("backend", "processes" if "num_workers" in pool_options else "auto")
@@ -279,13 +252,10 @@ class AsyncVectorEnv(VectorEnv):
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    by_name = {name: enum for enum, name in _MODES.items()}
-    if isinstance(mode, str) and mode in by_name:
-        return by_name[mode]
     try:
-        return AutoresetMode(mode)
+        return _MODES[mode] if mode in tuple(_MODES) else AutoresetMode(mode)
     except ValueError:
-        raise ValueError(f"autoreset: expected one of {', '.join(map(repr, by_name))}, found {mode!r}") from None
+        raise ValueError(f"autoreset: expected one of {', '.join(map(repr, _MODES))}, found {mode!r}") from None
 
 
 def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
@@ -303,16 +273,11 @@ def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
     return create
 
 
-def vector_entry_point(env: Any, num_envs: int = 1, **pool_options: Any) -> VectorEnv:
-    """What `gymnasium.make_vec("shoal/Env-v0", env="CartPole-v1", num_envs=8)` calls."""
-    return VectorEnv(env, num_envs, **pool_options)
-
-
 _replaced: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Make `gymnasium.make_vec` and `gymnasium.vector`'s two classes give Shoal's, until `uninstall`."""
+    """Put Shoal's classes in place of Gymnasium's two, in `gymnasium.vector` and for `make_vec`, until `uninstall`."""
     if not _replaced:
         for name, cls in (("SyncVectorEnv", SyncVectorEnv), ("AsyncVectorEnv", AsyncVectorEnv)):
             _replaced[name] = getattr(gymnasium.vector, name)
@@ -320,7 +285,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take `install` back."""
+    """Undo `install`."""
     for name, original in _replaced.items():
         setattr(gymnasium.vector, name, original)
     _replaced.clear()
@@ -333,5 +298,5 @@ def with_spec(envs: VectorEnv, spec: Any) -> VectorEnv:
     return envs
 
 
-if "shoal/Env-v0" not in gymnasium.registry:
-    gymnasium.register("shoal/Env-v0", vector_entry_point="shoal.dialects.gymnasium:vector_entry_point")
+if "shoal/Env-v0" not in gymnasium.registry:  # for gymnasium.make_vec("shoal/Env-v0", env="CartPole-v1", num_envs=8)
+    gymnasium.register("shoal/Env-v0", vector_entry_point="shoal.dialects.gymnasium:VectorEnv")

@@ -131,7 +131,7 @@ class Serial(_Vectorized):
     """All envs in this thread, one after the other.
 
     Args:
-        env_creators: a function, class or Gymnasium id, or a list of such.
+        env_creators: a function, class or Gymnasium id, or a list of them.
         env_args, env_kwargs: for each call of it; a list gives each env its own.
         num_envs: how many.
         seed: of the first reset; env i gets `seed + i`.
@@ -235,7 +235,7 @@ def make(
     """Vectorize an env as PufferLib does.
 
     Args:
-        env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of such.
+        env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of them.
         backend: Serial, Multiprocessing, Ray, or their names; None: Multiprocessing where several workers are asked
             for, and else what Shoal finds to be fastest.
         **options: those of the backend, and of `shoal.Pool`.
@@ -290,17 +290,14 @@ def _one_each(name: str, given: Any, count: int, kinds: tuple[type, ...], defaul
 def _from_envs_per_worker(num_envs: int | None, num_workers: int | None, each: int) -> tuple[int, int]:
     if num_envs is None and num_workers is None:
         raise ValueError("envs_per_worker: give num_envs or num_workers as well")
-    if num_envs is None:
-        assert num_workers is not None
-        return each * num_workers, num_workers
-    if num_workers is None:
-        return num_envs, -(-num_envs // each)
-    if each * num_workers != num_envs:
+    envs = each * (num_workers or 0) if num_envs is None else num_envs
+    workers = -(-envs // each) if num_workers is None else num_workers
+    if num_workers is not None and each * workers != envs:
         raise ValueError(
-            f"num_envs is {num_envs}, and {num_workers} workers with {each} envs each make {each * num_workers}: "
-            "leave one of the three out"
+            f"num_envs is {num_envs}, and {num_workers} workers with {each} envs each make {each * workers}: leave one "
+            "of the three out"
         )
-    return num_envs, num_workers
+    return envs, workers
 
 
 def _check_workers(num_workers: int | None, num_envs: int, overwork: bool) -> None:

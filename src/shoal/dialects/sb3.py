@@ -21,11 +21,10 @@ from typing import Any
 from gymnasium import Space
 
 from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
-from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, check_vec_env
+from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs, check_vec_env
 from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
-    ExtractDictObs,
     FrameStack,
     Monitor,
     MonitorEpisodes,
@@ -125,11 +124,6 @@ class SubprocVecEnv(PoolVecEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], start_method: str | None = None, **pool_options: Any):
         super().__init__(as_list(env_fns), start_method=start_method, **{"backend": "processes", **pool_options})
-
-
-def vec_env(env: Any, num_envs: int | None = None, **pool_options: Any) -> PoolVecEnv:
-    """What `shoal.make(..., api="sb3")` calls."""
-    return PoolVecEnv(env, num_envs, **pool_options)
 
 
 class VecFrameStack(TransformWrapper):
@@ -256,7 +250,7 @@ class VecTransposeImage(TransformWrapper):
 
     @staticmethod
     def transpose_space(observation_space: Any, key: str = "") -> Space[Any]:
-        """The space of such images."""
+        """The space of transposed images."""
         return transposed_space(observation_space)
 
 
@@ -277,13 +271,6 @@ class VecVideoRecorder(TransformWrapper):
                 f'VecVideoRecorder: the envs have render_mode {venv.render_mode!r}, and it needs "rgb_array"'
             )
         super().__init__(venv, RecordVideo(video_folder, record_video_trigger, video_length, name_prefix))
-
-
-class VecExtractDictObs(TransformWrapper):
-    """One part of Dict observations instead of all of it."""
-
-    def __init__(self, venv: Any, key: str):
-        super().__init__(venv, ExtractDictObs(key))
 
 
 def _make_monitored(

@@ -12,6 +12,7 @@ try:
     from tf_agents.environments import py_environment
     from tf_agents.specs import array_spec
     from tf_agents.trajectories import time_step as ts
+    from tf_agents.utils import nest_utils
 except ImportError as error:
     from shoal.support.optional_dependencies import install
 
@@ -19,7 +20,7 @@ except ImportError as error:
 
 import numpy as np
 
-from shoal.dialects.time_steps import TimeStepFace, TimeStepPool
+from shoal.dialects.time_steps import TimeStepFace
 from shoal.envs.functions import pickle_env_fns
 from shoal.envs.quick_time_steps import quicken, slow_down
 from shoal.envs.time_steps import has_specs
@@ -34,17 +35,16 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
 
     Args:
         env, num_envs: as for `shoal.Pool`: PyEnvironments, dm_env environments and Gymnasium envs, by a function that
-            makes one, a class, a Gymnasium id, or a list of such.
+            makes one, a class, a Gymnasium id, or a list of them.
         **pool_options: as for `shoal.Pool`.
 
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         try:
-            self._steps = TimeStepPool(env, num_envs, _make_spec, pool_options)
+            self._open(env, num_envs, _make_spec, pool_options)
         except SpaceMismatch as error:
             raise ValueError(str(error)) from error  # as TF-Agents says it
-        self.pool = self._steps.pool
         self._seeds: list[int | None] | None = None
         super().__init__()
 
@@ -62,7 +62,7 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
     def envs(self) -> list[Any]:
         """The envs of this process, and for each env of a worker a stand-in that asks the worker."""
         local = self.pool.local_envs if self.pool.plan.backend in ("serial", "hybrid") else []
-        found = [env.env if self._steps.foreign else env for env in local]
+        found = [env.env if self._all_have_specs else env for env in local]
         return found + [RemoteEnv(self.pool, i) for i in range(len(local), self.pool.num_envs)]
 
     def time_step_spec(self) -> ts.TimeStep:
@@ -72,10 +72,10 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
 
     def _reset(self) -> ts.TimeStep:
         seeds, self._seeds = self._seeds, None
-        return ts.TimeStep(*self._steps.reset(seeds))
+        return ts.TimeStep(*self._first_step(seeds))
 
     def _step(self, action: Any) -> ts.TimeStep:
-        return ts.TimeStep(*self._steps.step(action))
+        return ts.TimeStep(*self._next_step(action))
 
     def seed(self, seed: Any) -> list[Any]:
         """Seed the envs: an int gives env i `seed + i`, a list gives each its own.
@@ -83,16 +83,16 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         PyEnvironments that can are seeded at once, Gymnasium envs at the next reset.
         """
         seeds = spread_seed(seed, np.arange(self.batch_size))
-        if not self._steps.foreign:
+        if not self._all_have_specs:
             self._seeds = seeds
             return [None] * len(seeds)
         return [self.pool.apply(_seed, one, env_ids=[i])[0] for i, one in enumerate(seeds)]
 
     def get_info(self) -> Any:
         """The infos of the last TimeStep: those of PyEnvironments stacked, those of other envs as a tuple of dicts."""
-        if not self._steps.foreign:
-            return tuple(self._steps.infos.get(i, {}) for i in range(self.batch_size))
-        return _stacked(self.pool.call("get_info"))
+        if not self._all_have_specs:
+            return tuple(self.infos.get(i, {}) for i in range(self.batch_size))
+        return nest_utils.stack_nested_arrays(self.pool.call("get_info"))
 
     def render(self, mode: str = "rgb_array") -> Any:
         """An image of each env, stacked."""
@@ -102,13 +102,13 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
 
     def get_state(self) -> Any:
         """The state of all envs, their random generators included, for `set_state`."""
-        return self.pool.snapshot(), self._current_time_step, self._steps.infos
+        return self.pool.snapshot(), self._current_time_step, self.infos
 
     def set_state(self, state: Any) -> None:
         """Continue from a state that `get_state` returned."""
         snapshot, time_step, infos = state
         self.pool.restore(snapshot)
-        self._current_time_step, self._steps.infos = time_step, infos
+        self._current_time_step, self.infos = time_step, infos
 
     def start(self) -> None:
         """Does nothing: the envs were made by the constructor."""
@@ -216,18 +216,6 @@ def _is_method(env: Any, name: str) -> bool:
 
 def _seed(env: Any, seed: Any) -> Any:
     return env.env.seed(seed)
-
-
-def _stacked(values: Sequence[Any]) -> Any:
-    """Nested arrays of all envs, with the batch in front."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: _stacked([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_make"):
-        return first._make(_stacked(part) for part in zip(*values, strict=True))
-    if isinstance(first, tuple | list):
-        return type(first)(_stacked(part) for part in zip(*values, strict=True))
-    return np.stack(values)
 
 
 def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:

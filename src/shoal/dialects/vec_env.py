@@ -21,17 +21,19 @@ from gymnasium import Space
 from shoal.dialects.base import ClosedByWith
 from shoal.envs import wrapper_layers
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
+from shoal.wrappers.observations import ExtractDictObs
 from shoal.wrappers.video import tile_images
 
-__all__ = ["Indices", "StepReturn", "TransformWrapper", "VecEnv", "VecEnvWrapper", "check_vec_env"]
+__all__ = ["Indices", "StepReturn", "TransformWrapper", "VecEnv", "VecEnvWrapper", "VecExtractDictObs", "check_vec_env"]
 
 Indices = None | int | Iterable[int]
 StepReturn = tuple[Any, Any, Any, Any]
 
 
 class VecEnv(ClosedByWith, ABC):
-    """Many envs as one. An env whose episode ends begins the next one in the same step; its info has the last
-    observation of the old one as `terminal_observation`.
+    """Many envs as one. When an episode ends, its env begins the next one in the same step.
+
+    The env's info then has the last observation of the old episode as `terminal_observation`.
 
     Attributes:
         reset_infos: the info of each env's last reset.
@@ -381,3 +383,10 @@ class TransformWrapper(VecEnvWrapper):
     def _get_all_attributes(self) -> dict[str, Any]:
         public = {name: None for name in dir(type(self.transform)) if name[0] != "_" and not hasattr(Transform, name)}
         return {**public, **vars(self.transform), **super()._get_all_attributes()}
+
+
+class VecExtractDictObs(TransformWrapper):
+    """One part of Dict observations in place of all of them; the same in both dialects."""
+
+    def __init__(self, venv: Any, key: str):
+        super().__init__(venv, ExtractDictObs(key))
