@@ -49,7 +49,7 @@ class BaselinesVecEnv(PoolVecEnv):
 
     Args:
         env, num_envs, pool_options: as for `shoal.Pool`.
-        spaces: (observation space, action space), which the envs must have; None for whichever they have.
+        spaces: (observation space, action space), which the envs must have; None for any.
     """
 
     _already_stepping, _not_stepping = AlreadySteppingError, NotSteppingError
@@ -69,7 +69,7 @@ class BaselinesVecEnv(PoolVecEnv):
 
 
 class DummyVecEnv(BaselinesVecEnv):
-    """The envs live in this process, in `envs`, and are stepped one after the other."""
+    """The envs live in this process, in `envs`, and are stepped one after another."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
         pool_options.setdefault("backend", "serial")
@@ -80,10 +80,9 @@ class SubprocVecEnv(BaselinesVecEnv):
     """The envs live in worker processes.
 
     Args:
-        spaces: (observation space, action space), which the envs must have; None for whichever they have.
+        spaces: (observation space, action space), which the envs must have; None for any.
         context: how processes start, "spawn", "forkserver" or "fork".
-        in_series: how many envs one process steps, one after the other; 1 leaves that to Shoal, which gives each core
-            one process.
+        in_series: how many envs one process steps, one after another. With 1, Shoal chooses: one process for each core.
         pool_options: as for `shoal.Pool`.
     """
 
@@ -150,7 +149,7 @@ class VecFrameStack(TransformWrapper):
 
 
 class VecNormalize(TransformWrapper):
-    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` makes no difference."""
+    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` has no effect."""
 
     def __init__(
         self,
@@ -237,7 +236,7 @@ def make_vec_env(
     logger_dir: str | None = None,
     **pool_options: Any,
 ) -> SubprocVecEnv | DummyVecEnv:
-    """Monitored envs as one, in worker processes if there are several.
+    """Make many monitored envs as one VecEnv, in worker processes if there are several.
 
     Args:
         env_id: an id, or a function or class that makes an env.
@@ -284,7 +283,7 @@ def make_env(
     logger_dir: str | None = None,
     run: str | None = None,
 ) -> Any:
-    """One env, with a Monitor: made from its id, or by a function or class.
+    """Make one env, by its id or by a function or class, with a Monitor.
 
     Args:
         gamestate: for "retro", which is not supported.
@@ -316,7 +315,7 @@ class ClipActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Brings actions into the bounds of their space; NaN becomes 0."""
 
     def step(self, action: Any) -> Any:
-        """Step with what is possible."""
+        """Step with the action that is in bounds."""
         space: Any = self.env.action_space
         return self.env.step(np.clip(np.nan_to_num(action), space.low, space.high).astype(space.dtype))
 

@@ -128,7 +128,7 @@ class _Vectorized(PoolFace):
 
 
 class Serial(_Vectorized):
-    """All envs in this thread, one after the other.
+    """Steps all envs in this thread, one after another.
 
     Args:
         env_creators: a function, class or Gymnasium id, or a list of them.
@@ -156,7 +156,7 @@ class Serial(_Vectorized):
 
 
 class Multiprocessing(_Vectorized):
-    """Envs in worker processes, several in each.
+    """Steps envs in worker processes, several in each.
 
     Args:
         env_creators, env_args, env_kwargs, num_envs, seed: as for Serial.
@@ -208,7 +208,7 @@ class Multiprocessing(_Vectorized):
 
 
 class Ray(Multiprocessing):
-    """Envs in actors of a Ray cluster, several in each; see docs/distributed.md.
+    """Steps envs in actors of a Ray cluster, several in each; see docs/distributed.md.
 
     Args:
         num_workers: actors; by default as many as the cluster has room for.
@@ -236,8 +236,8 @@ def make(
 
     Args:
         env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of them.
-        backend: Serial, Multiprocessing, Ray, or their names; None: Multiprocessing where several workers are asked
-            for, and else what Shoal finds to be fastest.
+        backend: Serial, Multiprocessing, Ray, or their names. None chooses Multiprocessing if a number of workers is
+            given, and else the fastest backend of Shoal's.
         **options: those of the backend, and of `shoal.Pool`.
     """
     named = {"serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}
@@ -303,7 +303,7 @@ def _from_envs_per_worker(num_envs: int | None, num_workers: int | None, each: i
 def _check_workers(num_workers: int | None, num_envs: int, overwork: bool) -> None:
     if isinstance(num_workers, int) and usable_cores() < num_workers <= num_envs and not overwork:
         warnings.warn(
-            f"{num_workers} workers share {usable_cores()} cores; that pays where envs wait for something "
-            "(overwork=True says that you know)",
+            f"{num_workers} workers share {usable_cores()} cores, which helps only if envs wait for something; pass "
+            "overwork=True to silence this warning",
             stacklevel=4,
         )

@@ -145,9 +145,9 @@ class ParallelPyEnvironment(PoolPyEnvironment):
 
     Args:
         env_constructors: functions that make an env, or Gymnasium ids.
-        start_serially: accepted; workers always start together, and build their own envs one after the other.
-        blocking: step the envs one after the other: one worker has them all.
-        flatten: accepted; arrays always travel flat.
+        start_serially: accepted, and without effect: workers start together, and each makes its envs one by one.
+        blocking: step the envs one after another, in one worker.
+        flatten: accepted, and without effect: arrays are always sent flat.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -219,6 +219,6 @@ def _seed(env: Any, seed: Any) -> Any:
 
 
 def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # which TF-Agents gives no bounds
+    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # TF-Agents has no bounds for bools
         return array_spec.ArraySpec(shape, dtype, name)
     return array_spec.BoundedArraySpec(shape, dtype, minimum, maximum, name)
