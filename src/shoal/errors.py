@@ -1,26 +1,12 @@
-"""The tree of errors that Shoal raises.
+"""The errors that Shoal raises. All of them are ShoalErrors.
 
-ShoalError
-├── EnvError            an env raised; also an instance of the env's own exception type
-├── WorkerDied          a worker process is gone
-├── CannotSnapshot      an env whose state cannot be saved, or a snapshot that does not fit
-├── StepTimeout         a deadline passed (also a TimeoutError)
-├── BadAction           wrong number, shape, type or range of actions, or wrong env ids (also a ValueError)
-├── BadObservation      an env's observation does not fit its own space (also a ValueError)
-├── SpaceMismatch       envs of one pool have different spaces (also a RuntimeError)
-├── BadEnv              what was given cannot be made into envs: not picklable, ... (also a TypeError, a ValueError)
-├── StartError          the workers could not be started (also a RuntimeError)
-├── PoolClosed          use after close
-├── BadCall             a call or set_attr that makes no sense (also a ValueError)
-├── CallPending         a call came while these envs are still busy
-├── NothingPending      recv without a send
-├── ResetNeeded         a step for an env whose episode is over, or that was never reset
-├── WrongProcess        use in a forked child of the process that made the pool
-└── ConcurrentUse       two threads used one pool at the same time
+Making a pool:   BadEnv, SpaceMismatch, StartError
+Using a pool:    BadAction, BadCall, CallPending, NothingPending, ResetNeeded, PoolClosed, WrongProcess, ConcurrentUse
+Faults of envs:  EnvError, BadObservation, WorkerDied, StepTimeout, CannotSnapshot; and a warning, SlowEnvWarning
 
-And a warning, SlowEnvWarning: somebody has waited for ten seconds without a limit.
-
-A message says what happened, in which env, what was expected, what was found, and what to do next.
+Many are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
+EnvError is one of the env's own exception type. A message says what happened, in which env, what was expected, what was
+found, and what to do next.
 """
 
 from __future__ import annotations
@@ -33,40 +19,26 @@ from typing import Any
 import gymnasium.error
 
 __all__ = [
-    "BadAction",
-    "BadCall",
-    "BadEnv",
-    "BadObservation",
-    "CallPending",
-    "CannotSnapshot",
-    "ConcurrentUse",
-    "EnvError",
-    "NothingPending",
-    "PoolClosed",
-    "ResetNeeded",
-    "ShoalError",
-    "SlowEnvWarning",
-    "SpaceMismatch",
-    "StartError",
-    "StepTimeout",
-    "WorkerDied",
-    "WrongProcess",
-]
+    "BadAction", "BadCall", "BadEnv", "BadObservation", "CallPending", "CannotSnapshot", "ConcurrentUse", "EnvError",
+    "NothingPending", "PoolClosed", "ResetNeeded", "ShoalError", "SlowEnvWarning", "SpaceMismatch", "StartError",
+    "StepTimeout", "WorkerDied", "WrongProcess",
+]  # fmt: skip
 
 
 class ShoalError(Exception):
-    """Base of everything that Shoal raises."""
+    """Base of all errors here."""
 
 
 class EnvError(ShoalError):
-    """An env raised. Made by :func:`env_error`, which adds the env's own exception type as a base.
+    """An env raised; this is also an instance of the type that it raised. Reset the env before its next step.
 
     Attributes:
-        env_id: which env.
+        env_id: the env.
         worker: index of the worker that ran it.
-        during: what it was doing: "constructor", "step", "reset", "call", ...
+        during: what the env was doing: "constructor", "step", "reset", "call", ...
         remote_traceback: the traceback as text, from the process where it happened.
-        original: the env's own exception, or None where it could not be pickled.
+        original: the env's own exception, or None if it could not be pickled.
+        packed: the exception as the worker sent it.
     """
 
     env_id: int = -1
@@ -74,125 +46,122 @@ class EnvError(ShoalError):
     during: str = ""
     remote_traceback: str = ""
     original: BaseException | None = None
-    packed: Any = None  # as it came from where the env lives
+    packed: Any = None
     _text: str = ""
 
     def __str__(self) -> str:
-        # Not Exception.__str__: a base such as KeyError or OSError would write it in its own way.
+        # Not Exception.__str__: a base such as KeyError or OSError has its own way to write messages.
         return self._text
 
     def __repr__(self) -> str:
         return f"EnvError({self._text.partition(chr(10))[0]!r})"
 
     def __reduce__(self) -> Any:
-        # The class was made for this one error: pickle would not find it. The original may not load, and stays here.
+        # Pickle would not find the class, which was made for this one error. The original is left out: it may not load.
         state = {name: value for name, value in vars(self).items() if name != "original"}
         return _revive, (next(iter(type(self).__bases__[1:]), None), self.args, state)
 
 
 class WorkerDied(ShoalError):
-    """A worker process is gone.
+    """A worker process is gone. The pool is closed; make a new one, perhaps with on_error="restart".
 
     Attributes:
         worker: its index.
         pid: its process id.
-        exitcode: as in multiprocessing: negative for a signal. None when not known.
+        exitcode: as in multiprocessing: negative for a signal. None if it is not known.
         env_ids: the envs that were lost with it.
-        env_id: the one that it was running, None where it was running none.
-        memory: its resident memory in bytes when that was last looked at, None when it never was.
-        dump: the Python stack at a crash, as faulthandler has written it, "" for none.
-        node: the machine that it was on, "" for this one.
+        env_id: the env that it was running, None if it was running none.
+        memory: its resident memory in bytes when that was last measured, None if it never was.
+        dump: the Python stack at a crash, as faulthandler wrote it, "" for none.
+        node: the machine that it ran on, "" for this one.
     """
+
+    memory: int | None = None
+    dump: str = ""
+    node: str = ""
 
     def __init__(
         self,
         message: str,
-        worker: int,
-        pid: int | None,
-        exitcode: int | None,
-        env_ids: Sequence[int],
+        worker: int = -1,
+        pid: int | None = None,
+        exitcode: int | None = None,
+        env_ids: Sequence[int] = (),
         env_id: int | None = None,
-        memory: int | None = None,
-        dump: str = "",
-        node: str = "",
+        **details: Any,
     ):
         super().__init__(message)
-        self.worker, self.pid, self.exitcode, self.env_ids = worker, pid, exitcode, list(env_ids)
-        self.env_id, self.memory, self.dump, self.node = env_id, memory, dump, node
-
-    def __reduce__(self) -> Any:
-        return WorkerDied, (
-            self.args[0], self.worker, self.pid, self.exitcode, self.env_ids, self.env_id, self.memory, self.dump,
-            self.node,
-        )  # fmt: skip
+        self.worker, self.pid, self.exitcode, self.env_ids, self.env_id = worker, pid, exitcode, list(env_ids), env_id
+        vars(self).update(details)  # memory, dump, node
 
 
-class CannotSnapshot(ShoalError, TypeError):
-    """The state of some envs cannot be saved, or a snapshot does not fit this pool. `env_ids` are those envs."""
-
+class _OfSomeEnvs(ShoalError):
     def __init__(self, message: str, env_ids: Sequence[int] = ()):
         super().__init__(message)
         self.env_ids = list(env_ids)
+
+
+class CannotSnapshot(_OfSomeEnvs, TypeError):
+    """The state of the envs `env_ids` cannot be saved, or a snapshot does not fit this pool.
+
+    Give such envs the methods `get_state` and `set_state`; restore a snapshot into a pool of the same envs.
+    """
+
+
+class StepTimeout(_OfSomeEnvs, TimeoutError):
+    """The time was over before the envs `env_ids` answered. Wait again, or give them more time."""
 
 
 class SlowEnvWarning(RuntimeWarning):
-    """A wait without a limit takes long."""
-
-
-class StepTimeout(ShoalError, TimeoutError):
-    """A deadline passed before the envs answered. `env_ids` are those that did not."""
-
-    def __init__(self, message: str, env_ids: Sequence[int] = ()):
-        super().__init__(message)
-        self.env_ids = list(env_ids)
+    """A wait without a limit takes long. Its text names the envs that have not answered."""
 
 
 class BadAction(ShoalError, ValueError):
-    """An action, or an env id that came with it, does not fit. Nothing was sent."""
+    """An action, or an env id that came with it, does not fit. Nothing was sent: correct it and call again."""
 
 
 class BadCall(ShoalError, ValueError):
-    """A call of the envs that cannot be carried out. Nothing was sent."""
+    """The envs cannot carry out this call. Nothing was sent: correct it and call again."""
 
 
 class BadObservation(ShoalError, ValueError):
-    """An observation does not fit the env's own observation space."""
+    """An observation does not fit the env's own observation space. Correct the env, or its space."""
 
 
 class SpaceMismatch(ShoalError, RuntimeError):
-    """Envs of one pool must have the same spaces."""
+    """Envs of one pool have different spaces. Make them equal, for instance by a wrapper."""
 
 
 class BadEnv(ShoalError, TypeError, ValueError):
-    """What was given cannot be made into envs."""
+    """The argument `env` cannot be made into envs. Pass an id, a spec, or a function or class that makes an env."""
 
 
 class StartError(ShoalError, RuntimeError):
-    """The workers could not be started. Nothing was left running."""
+    """The workers could not be started. Those that had started were ended."""
 
 
 class PoolClosed(ShoalError, RuntimeError):
-    """The pool was used after close."""
+    """The pool was used after it was closed, by the user or after an error. Make a new one."""
 
 
 class CallPending(ShoalError, RuntimeError):
-    """The call needs envs that are still busy with an earlier one."""
+    """The call needs envs that are still busy with an earlier one. Receive their answers first."""
 
 
 class NothingPending(ShoalError, RuntimeError):
-    """There is nothing to wait for."""
+    """There is nothing to wait for. Send actions first."""
 
 
 class ResetNeeded(ShoalError, gymnasium.error.ResetNeeded, AssertionError):
-    """An env was stepped that must be reset first. Gymnasium raises one or the other of its bases there."""
+    """An env was stepped that must be reset first. Gymnasium raises one or the other of the base classes for this."""
 
 
 class WrongProcess(ShoalError, RuntimeError):
-    """The pool belongs to another process: it was made before this one was forked."""
+    """The pool belongs to the process that made it, and this one is a fork of that. Make a pool in this process."""
 
 
 class ConcurrentUse(ShoalError, RuntimeError):
-    """Two threads used one pool at the same time."""
+    """Two threads used one pool at the same time. Use it from one thread, or guard it with a lock."""
 
 
 def env_error(
@@ -209,16 +178,16 @@ def env_error(
     """Make an EnvError that `except TheEnvsOwnType` catches as well.
 
     Args:
-        original_type: type of the env's exception, None where it could not be brought here.
-        original: the exception itself, None where it could not be brought here.
+        original_type: type of the env's exception, None if it could not be pickled.
+        original: the exception itself, None if it could not be pickled.
         summary: its last line, such as "ValueError: bad joint".
-        hint: what else is to be said, such as that it happens all the time.
+        hint: a further sentence for the message, such as that the env fails again and again.
     """
     error = _both(original_type)
     if original is not None:
         _copy_attributes(original, error)
     text = f"env {env_id} raised in {during} (worker {worker}): {summary}{hint}\n\n{remote_traceback.rstrip()}"
-    # Into the dict itself: the env's type may have a __setattr__ of its own.
+    # By the dict itself: the env's type may have a __setattr__ of its own.
     vars(error).update(
         env_id=env_id, worker=worker, during=during, remote_traceback=remote_traceback, original=original, _text=text
     )
@@ -226,17 +195,17 @@ def env_error(
 
 
 def _both(original_type: type[BaseException] | None) -> EnvError:
-    """An empty EnvError that is an instance of the given type too, where Python allows the two as bases."""
+    """An empty EnvError that is also an instance of the given type, if Python allows both as bases."""
     if original_type is None or issubclass(original_type, EnvError) or not issubclass(original_type, Exception):
-        # SystemExit and KeyboardInterrupt too: an env that wants to leave must not take the caller along.
+        # Among the latter are SystemExit and KeyboardInterrupt: an env that raises one must not end the caller.
         return EnvError()
     try:
         namespace: dict[str, Any] = {"__module__": "shoal", "__doc__": EnvError.__doc__}
         combined: Any = type("EnvError", (EnvError, original_type), namespace)
     except Exception:
         return EnvError()
-    # __new__ without __init__: the env's type may want arguments that we cannot know. Its own __new__ first, which
-    # OSError insists on; then the plain one, on which MemoryError insists.
+    # __new__ without __init__, because the env's type may need arguments that are not known here. Its own __new__ comes
+    # first, which OSError needs, then the plain one, which MemoryError needs.
     for new in (original_type.__new__, Exception.__new__):
         with contextlib.suppress(Exception):
             error: EnvError = new(combined)
@@ -245,7 +214,7 @@ def _both(original_type: type[BaseException] | None) -> EnvError:
 
 
 def _copy_attributes(original: BaseException, error: EnvError) -> None:
-    """All that code which catches the original's type may ask it for."""
+    """Copy the attributes and slots that code which catches the original's type may read."""
     vars(error).update(vars(original))
     object.__setattr__(error, "args", original.args)
     for cls in type(original).__mro__:

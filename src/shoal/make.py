@@ -12,10 +12,10 @@ from shoal.envs.functions import find_spec
 
 __all__ = ["make"]
 
-# Each dialect is imported when it is asked for.
+# A dialect is imported when `make` is called with its name.
 _APIS = {
     "gymnasium": ("shoal.dialects.gymnasium", "VectorEnv"),
-    "sb3": ("shoal.dialects.sb3", "vec_env"),
+    "sb3": ("shoal.dialects.sb3", "PoolVecEnv"),
     "baselines": ("shoal.dialects.baselines", "BaselinesVecEnv"),
     "tf_agents": ("shoal.dialects.tf_agents", "PoolPyEnvironment"),
     "dm_env": ("shoal.dialects.dm_env", "BatchedEnvironment"),
@@ -24,13 +24,13 @@ _APIS = {
 
 
 def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **options: Any) -> Any:
-    """Many envs as one.
+    """Make many envs as one vector env.
 
     Args:
         env: a Gymnasium id or spec, a function or class that makes an env (Gymnasium's, the old gym's, dm_env's,
-            PettingZoo's or a PyEnvironment of TF-Agents), or a list of such, one per env.
-        num_envs: how many; left out when a list was given.
-        api: whose words the result speaks: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
+            PettingZoo's or a PyEnvironment of TF-Agents), or a list with one for each env.
+        num_envs: how many. Leave it out if you pass a list.
+        api: the API of the result: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
             Stable-Baselines3), "baselines" (one of OpenAI Baselines), "tf_agents" (a batched PyEnvironment), "dm_env"
             (batched TimeSteps, without TensorFlow) or "agents" (PettingZoo's parallel API, with a row for each env).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...

@@ -185,7 +185,7 @@ def test_some_envs_are_reset() -> None:
         observations, _ = envs.reset(seed=[6], env_ids=[2])
         assert observations["agent_0"].shape == (1, 4)
         assert envs.pool.get_attr("seeds")[::4] == [[5], [6], [7, 6]]
-        with pytest.raises(shoal.BadAction, match="from 0 to 2"):
+        with pytest.raises(shoal.BadAction, match="envs 0 to 2"):
             envs.reset(env_ids=[3])
         with pytest.raises(ValueError, match="expected 3, one for each env, found 2"):
             envs.reset(seed=[1, 2])

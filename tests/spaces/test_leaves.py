@@ -157,7 +157,7 @@ BAD_ACTIONS = [
     ("too small", spaces.Discrete(3), [-1, 0], ["[0]", "env 4", "0 to 2", "found -1"]),
     ("before the start", spaces.Discrete(3, start=5), [5, 4], ["env 7", "5 to 7", "found 4"]),
     ("does not fit int64", spaces.Discrete(3), np.array([0, 2**63], np.uint64), ["env 7", "0 to 2"]),
-    ("ragged", BOX, [[0, 1], [0]], ["cannot be made into one array"]),
+    ("ragged", BOX, [[0, 1], [0]], ["cannot be made into an array"]),
     ("transposed", spaces.Box(0, 1, (3,)), np.zeros((3, 2), np.float32), ["(2, 3)", "(3, 2)"]),
     ("complex", BOX, np.zeros((2, 2), complex), ["float32", "complex"]),
     ("out of a box", BOX, [[0, 0], [0, 1.5]], ["[1][1]", "env 7", "-1.0 to 1.0", "found 1.5"]),

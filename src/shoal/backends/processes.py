@@ -269,7 +269,9 @@ class ProcessWorker(Worker):
         dump = self._read_crash_log(self._crash_log_seen)
         if dump:
             message += f"\n\n{_shorten(dump)}"
-        return WorkerDied(message, self.index, self.pid, code, self.env_ids, self.at_work, self.memory, dump)
+        return WorkerDied(
+            message, self.index, self.pid, code, self.env_ids, self.at_work, memory=self.memory, dump=dump
+        )
 
     def stack(self) -> str:
         """What its main thread is doing, as faulthandler writes it; "" if it does not say so at once."""

@@ -1,4 +1,8 @@
-"""The pool in somebody else's words."""
+"""The pool in the APIs of other libraries: Gymnasium, Stable-Baselines3, EnvPool, PufferLib, TF-Agents and more.
+
+Each module is one API, and is imported when it is asked for. May import all packages up to `wrappers`, and `graph`.
+Read `base` first, which has what the dialects share, then `gymnasium`.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Many envs with many agents, by agent: what PettingZoo's parallel API says of one env, with a row for each env.
+"""Many envs with many agents, by agent: PettingZoo's parallel API, with a row for each env.
 
     envs = shoal.make(make_parallel_env, num_envs=32, api="agents")
     observations, infos = envs.reset(seed=0)
     observations, rewards, terminations, truncations, infos = envs.step({"knight": actions, "archer": actions})
 
 Each is a dict {agent: array [num_envs, ...]} in the agent's own spaces. An agent may be absent from some envs:
-`envs.present[agent]` says where it is there. A trainer that has one policy for all agents is quicker with the lanes of
+`envs.present[agent]` says in which it is there. A trainer with one policy for all agents is faster with the lanes of
 `shoal.Pool` or `shoal.make`, where every agent of every env is one row.
 """
 
@@ -19,12 +19,13 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.batch import Batch
+from shoal.dialects.base import PoolFace, open_pool
 from shoal.envs.pettingzoo import is_aec_env, is_parallel_env
 from shoal.errors import BadAction, BadCall, BadEnv
-from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
 from shoal.spaces.leaves import assemble, get_path, read_actions
 from shoal.spaces.shared import SharedSpace
+from shoal.support.checks import check_ids
 
 __all__ = ["BatchedParallelEnv"]
 
@@ -33,35 +34,33 @@ ByAgent = dict[Any, Any]
 Step = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 
 
-class BatchedParallelEnv:
+class BatchedParallelEnv(PoolFace):
     """Many parallel envs as one.
 
-    Arrays are views of one batch of all agents wherever the agent's space allows; they are the caller's own unless
+    Arrays are views of one batch of all agents if the agent's space allows it. The caller owns them, unless
     `copy=False` is given.
 
     Args:
-        env: a function or class that makes a PettingZoo env (parallel, or AEC, which is converted), a list of such, or
-            a pool of them.
-        num_envs: how many; left out when a list or a pool was given.
+        env: a function or class that makes a PettingZoo env (parallel, or AEC, which is converted), a list of them, or
+            a pool.
+        num_envs: how many. Leave it out if you pass a list or a pool.
         **pool_options: as for `shoal.Pool`; `batch_envs` is how many envs `recv` waits for.
 
     Attributes:
         pool: the pool, which has a lane for each agent of each env.
         num_envs: how many envs.
         agents, possible_agents: the names of all agents that an env may have.
-        present: by agent, bool [envs of the last answer], True where it is there.
-        began: by agent, bool [envs of the last answer], True where its observation is the first of an episode.
+        present: by agent, bool [envs of the last answer], True if the agent is in the env.
+        began: by agent, bool [envs of the last answer], True if its observation is the first of an episode.
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         if isinstance(env, Pool) or hasattr(env, "lane_names"):
             if num_envs is not None or pool_options:
                 raise TypeError("num_envs and options are for making a pool, and one was given")
-            self.pool: Any = env
+            self.pool = env
         else:
-            refuse_unknown_options(pool_options)
-            pool_options.setdefault("copy", True)
-            self.pool = Pool(env, num_envs, **pool_options)
+            self.pool = open_pool(env, num_envs, {"check_actions": "all", **pool_options}, "agents", partial=True)
         try:
             self._learn_about_agents()
         except BaseException:
@@ -70,9 +69,9 @@ class BatchedParallelEnv:
             raise
 
     def _learn_about_agents(self) -> None:
-        if not getattr(self.pool, "lane_names", None):
+        self.agents: list[Any] = list(self.pool.lane_names or ())
+        if not self.agents:
             raise BadEnv("these envs have no agents with names: use shoal.make without api, or shoal.Pool")
-        self.agents: list[Any] = list(self.pool.lane_names)
         self.possible_agents = self.agents
         self._lanes = {agent: lane for lane, agent in enumerate(self.agents)}
         self.num_agents = self.max_num_agents = len(self.agents)
@@ -82,13 +81,11 @@ class BatchedParallelEnv:
         pairs = [whole] * self.num_agents if own is None else own
         self._observations = SharedSpace("observation", self.agents, [pair[0] for pair in pairs])
         self._actions = SharedSpace("action", self.agents, [pair[1] for pair in pairs])
-        # An action that is legal for all, for agents that are left out.
+        # An action that is legal for every agent, for those that are left out.
         self._idle = [np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high) for leaf in self._actions.leaves]
-        self._lives = np.zeros((self.num_envs, self.num_agents), np.bool_)  # whose actions count in the next step
+        self._lives = np.zeros((self.num_envs, self.num_agents), np.bool_)  # agents that act in the next step
         self.present: ByAgent = {agent: np.zeros(self.num_envs, np.bool_) for agent in self.agents}
         self.began: ByAgent = dict(self.present)
-
-    # ---- what it is --------------------------------------------------------------------------------------------
 
     def observation_space(self, agent: Any) -> Space[Any]:
         """Of one agent in one env."""
@@ -97,8 +94,6 @@ class BatchedParallelEnv:
     def action_space(self, agent: Any) -> Space[Any]:
         """Of one agent in one env."""
         return self._actions.own[self._lanes[agent]]
-
-    # ---- stepping ----------------------------------------------------------------------------------------------
 
     def reset(self, seed: Any = None, options: Any = None, env_ids: Any = None) -> tuple[ByAgent, ByAgent]:
         """Begin a new episode in these envs (None: all): observations and infos.
@@ -130,7 +125,7 @@ class BatchedParallelEnv:
 
     def send(self, actions: Mapping[Any, Any], env_ids: Any = None) -> None:
         """Start a step of these envs (None: all), and return at once; `actions` have a row for each of them."""
-        envs = np.arange(self.num_envs) if env_ids is None else self._checked(env_ids)
+        envs = self._envs(env_ids)
         self.pool.send(self._joined(actions, envs), self._lanes_of(env_ids))
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> tuple[Any, ...]:
@@ -138,33 +133,17 @@ class BatchedParallelEnv:
         batch = self.pool.recv(timeout, min_batch)
         return (*self._by_agent(batch), batch.env_id[:: self.num_agents] // self.num_agents)
 
-    def close(self) -> None:
-        """Close all envs."""
-        self.pool.close()
-
-    def __enter__(self) -> BatchedParallelEnv:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    # ---- to lanes ----------------------------------------------------------------------------------------------
-
-    def _checked(self, env_ids: Any) -> Array:
-        envs = np.atleast_1d(np.asarray(env_ids))
-        if envs.ndim != 1 or envs.dtype.kind not in "iu" or not ((envs >= 0) & (envs < self.num_envs)).all():
-            raise BadAction(f"env_ids: expected whole numbers from 0 to {self.num_envs - 1}, found {env_ids!r:.200}")
-        return envs
+    def _envs(self, env_ids: Any) -> Array:
+        return np.arange(self.num_envs) if env_ids is None else check_ids(env_ids, self.num_envs)
 
     def _lanes_of(self, env_ids: Any) -> Array | None:
         if env_ids is None:
             return None
-        envs = self._checked(env_ids)
-        return (envs[:, None] * self.num_agents + np.arange(self.num_agents)).ravel()
+        return (self._envs(env_ids)[:, None] * self.num_agents + np.arange(self.num_agents)).ravel()
 
     def _for_lanes(self, seed: Any, options: Any, env_ids: Any) -> dict[str, Any]:
-        """What is given to each env, given to each of its lanes."""
-        envs = np.arange(self.num_envs) if env_ids is None else self._checked(env_ids)
+        """Seeds and options for each lane, from those for each env."""
+        envs = self._envs(env_ids)
         if seed is not None and not isinstance(seed, Sequence | np.ndarray):
             seed = [seed + int(env) for env in envs]
         return {
@@ -201,8 +180,6 @@ class BatchedParallelEnv:
         except BadAction as error:
             raise BadAction(f"agent {agent!r}: {error}") from error
 
-    # ---- from lanes --------------------------------------------------------------------------------------------
-
     def _by_agent(self, batch: Batch) -> Step:
         count = self.num_agents
         leaves = self._observations.leaves
@@ -233,7 +210,7 @@ class BatchedParallelEnv:
 
 
 def _own_spaces(env: Any) -> list[tuple[Space[Any], Space[Any]]] | None:
-    """Where the env lives: each agent's own spaces, None where they are no matter of the agent."""
+    """In the worker: the spaces of each agent of an env; None if they do not depend on the agent."""
     if not (is_parallel_env(env) or is_aec_env(env)):
         return None
     return [(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents]

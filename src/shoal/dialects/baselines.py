@@ -2,14 +2,14 @@
 
     from shoal.dialects.baselines import make_vec_env
 
-Step returns four values over Gymnasium envs, and old `gym` envs are taken as they are. Baselines itself is not needed.
-What Baselines never had is here as well: `env_method`, `get_attr`, `set_attr`, and the last observation of each episode
-in `info["terminal_observation"]`.
+Step returns four values, over Gymnasium envs and envs of the old `gym` alike. Baselines itself is not needed. Shoal
+adds `env_method`, `get_attr`, `set_attr`, and the last observation of each episode as `info["terminal_observation"]`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import uuid
@@ -20,10 +20,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, as_list, check_maker, make_one
+from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
+from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs
 from shoal.envs.adapt import adapt
 from shoal.ranks import LAUNCHER_VARIABLES, Ranks, current, mpi_rank, rank_seed
-from shoal.wrappers import ExtractDictObs, FrameStack, MonitorEpisodes, Normalize
+from shoal.wrappers import FrameStack, MonitorEpisodes, Normalize
 from shoal.wrappers.monitor import Monitor as _Monitor
 from shoal.wrappers.video import tile_images
 
@@ -48,8 +49,10 @@ class BaselinesVecEnv(PoolVecEnv):
 
     Args:
         env, num_envs, pool_options: as for `shoal.Pool`.
-        spaces: (observation space, action space), which the envs must have; None for whichever they have.
+        spaces: (observation space, action space), which the envs must have; None for any.
     """
+
+    _already_stepping, _not_stepping = AlreadySteppingError, NotSteppingError
 
     def __init__(self, env: Any, num_envs: int | None = None, spaces: Any = None, **pool_options: Any):
         super().__init__(env, num_envs, **pool_options)
@@ -60,19 +63,13 @@ class BaselinesVecEnv(PoolVecEnv):
                 f"spaces: the envs have {(self.observation_space, self.action_space)}, not {tuple(spaces)}"
             )
 
-    def _already_stepping(self) -> Exception:
-        return AlreadySteppingError("already running an async step: call step_wait first")
-
-    def _not_stepping(self) -> Exception:
-        return NotSteppingError("not running an async step: call step_async first")
-
     def render(self, mode: str | None = "human") -> Any:
         """All envs' images as one: shown in a window ("human"), or returned ("rgb_array")."""
         return super().render(mode)
 
 
 class DummyVecEnv(BaselinesVecEnv):
-    """The envs live in this process, in `envs`, and are stepped one after the other."""
+    """The envs live in this process, in `envs`, and are stepped one after another."""
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
         pool_options.setdefault("backend", "serial")
@@ -83,10 +80,9 @@ class SubprocVecEnv(BaselinesVecEnv):
     """The envs live in worker processes.
 
     Args:
-        spaces: (observation space, action space), which the envs must have; None for whichever they have.
+        spaces: (observation space, action space), which the envs must have; None for any.
         context: how processes start, "spawn", "forkserver" or "fork".
-        in_series: how many envs one process steps, one after the other; 1 leaves that to Shoal, which gives each core
-            one process.
+        in_series: how many envs one process steps, one after another. With 1, Shoal chooses: one process for each core.
         pool_options: as for `shoal.Pool`.
     """
 
@@ -109,15 +105,7 @@ class SubprocVecEnv(BaselinesVecEnv):
 
 
 class ShmemVecEnv(SubprocVecEnv):
-    """The same: with Shoal, everything is in shared memory."""
-
-    def __init__(
-        self, env_fns: Sequence[Callable[[], Any]], spaces: Any = None, context: str = "spawn", **pool_options: Any
-    ):
-        super().__init__(env_fns, spaces, context, **pool_options)
-
-
-# ---- wrappers ------------------------------------------------------------------------------------------------
+    """The same as SubprocVecEnv: Shoal always keeps observations and actions in shared memory."""
 
 
 class Monitor(_Monitor):
@@ -161,7 +149,7 @@ class VecFrameStack(TransformWrapper):
 
 
 class VecNormalize(TransformWrapper):
-    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` makes no difference."""
+    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` has no effect."""
 
     def __init__(
         self,
@@ -203,22 +191,11 @@ class VecMonitor(TransformWrapper):
         return int(self.transform.episode_count)  # type: ignore[attr-defined]
 
 
-class VecExtractDictObs(TransformWrapper):
-    """One part of Dict observations instead of all of it."""
-
-    def __init__(self, venv: Any, key: str):
-        super().__init__(venv, ExtractDictObs(key))
-        self.key = key
-
-
-# ---- making them ---------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def clear_mpi_env_vars() -> Iterator[None]:
-    """Hide mpirun from the processes that are started meanwhile: one of them that imports mpi4py would hang.
+    """Hide mpirun from the processes that are started inside of the `with` block: importing mpi4py would hang there.
 
-    Shoal's own workers never see it.
+    Shoal's own workers never see mpirun.
     """
     hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(LAUNCHER_VARIABLES)}
     try:
@@ -228,23 +205,20 @@ def clear_mpi_env_vars() -> Iterator[None]:
 
 
 def set_global_seeds(seed: int | None) -> None:
-    """Seed the global generators of Python and numpy, with 1000 more for each rank; with None, nothing happens."""
+    """Seed the global generators of Python and numpy. Each rank adds 1000 times its number; None does nothing."""
     if seed is not None:
         seed += 1000 * current().rank
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
 
-class _MakeEnv:
-    """Makes one env, where it will live."""
-
-    def __init__(self, initializer: Callable[..., Any] | None, mpi_rank: int, subrank: int, arguments: dict[str, Any]):
-        self.initializer, self.mpi_rank, self.subrank, self.arguments = initializer, mpi_rank, subrank, arguments
-
-    def __call__(self) -> Any:
-        if self.initializer is not None:
-            self.initializer(mpi_rank=self.mpi_rank, subrank=self.subrank)
-        return make_env(mpi_rank=self.mpi_rank, subrank=self.subrank, **self.arguments)
+def _make_initialized(
+    initializer: Callable[..., Any] | None, ranks: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> Any:
+    """Make one env, in the process where it will live."""
+    if initializer is not None:
+        initializer(**ranks)
+    return make_env(**ranks, **arguments)
 
 
 def make_vec_env(
@@ -262,15 +236,15 @@ def make_vec_env(
     logger_dir: str | None = None,
     **pool_options: Any,
 ) -> SubprocVecEnv | DummyVecEnv:
-    """Monitored envs as one, in worker processes if there are several.
+    """Make many monitored envs as one VecEnv, in worker processes if there are several.
 
     Args:
         env_id: an id, or a function or class that makes an env.
-        env_type: "atari" brings the usual preprocessing, which `wrapper_kwargs` is for; all others are plain.
+        env_type: "atari" adds the usual preprocessing, which `wrapper_kwargs` is for; all others add nothing.
         seed: env i gets `seed + start_index + i`, and 10000 more for each rank (see `shoal.ranks.current`).
-        reward_scale: what rewards are multiplied by.
+        reward_scale: a factor for all rewards.
         flatten_dict_observations: Dict observations as one array.
-        initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, where it is made.
+        initializer: called as `initializer(mpi_rank=..., subrank=...)` before each env is made, in the same process.
         force_dummy: keep the envs in this process.
         logger_dir: folder for the monitor files `<rank>.<start_index + i>.monitor.csv`; None writes none.
         pool_options: as for `shoal.Pool`.
@@ -283,7 +257,10 @@ def make_vec_env(
         "flatten_dict_observations": flatten_dict_observations, "wrapper_kwargs": wrapper_kwargs,
         "env_kwargs": env_kwargs, "logger_dir": logger_dir, "run": uuid.uuid4().hex,
     }  # fmt: skip
-    fns = [_MakeEnv(initializer, ranks.rank, start_index + i, arguments) for i in range(num_env)]
+    fns = [
+        functools.partial(_make_initialized, initializer, {"mpi_rank": ranks.rank, "subrank": subrank}, arguments)
+        for subrank in range(start_index, start_index + num_env)
+    ]
     set_global_seeds(seed)
     alone = force_dummy or num_env == 1
     envs = DummyVecEnv(fns, **pool_options) if alone else SubprocVecEnv(fns, **pool_options)
@@ -306,12 +283,12 @@ def make_env(
     logger_dir: str | None = None,
     run: str | None = None,
 ) -> Any:
-    """One env, with a Monitor: made from its id, or by a function or class.
+    """Make one env, by its id or by a function or class, with a Monitor.
 
     Args:
         gamestate: for "retro", which is not supported.
         logger_dir: folder for the monitor file `<mpi_rank>.<subrank>.monitor.csv`.
-        run: a name for the run: an env that is built anew goes on with its file of the same run.
+        run: a name for the run. An env that is built again continues its file, if that is of the same run.
     """
     if env_type == "retro" or gamestate is not None:
         raise ValueError("env_type: gym-retro has no Gymnasium envs; pass a function that makes one of yours as env_id")
@@ -338,13 +315,13 @@ class ClipActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Brings actions into the bounds of their space; NaN becomes 0."""
 
     def step(self, action: Any) -> Any:
-        """Step with what is possible."""
+        """Step with the action that is in bounds."""
         space: Any = self.env.action_space
         return self.env.step(np.clip(np.nan_to_num(action), space.low, space.high).astype(space.dtype))
 
 
 class RewardScaler(gymnasium.RewardWrapper[Any, Any]):
-    """Multiplies rewards."""
+    """Multiplies rewards by a factor."""
 
     def __init__(self, env: Any, scale: float = 0.01):
         super().__init__(env)
@@ -355,11 +332,8 @@ class RewardScaler(gymnasium.RewardWrapper[Any, Any]):
         return reward * self.scale
 
 
-# ---- Atari ---------------------------------------------------------------------------------------------------
-
-
 def _atari(env: Any) -> Any:
-    """Up to 30 steps of nothing at the start, the brighter of two frames out of four, 84 x 84 grey pixels."""
+    """Begin with up to 30 empty steps, repeat actions four times, and give 84 x 84 grey pixels."""
     return gymnasium.wrappers.AtariPreprocessing(
         env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False, grayscale_newaxis=True
     )
@@ -368,7 +342,7 @@ def _atari(env: Any) -> Any:
 def _wrap_deepmind(
     env: Any, episode_life: bool = True, clip_rewards: bool = True, frame_stack: bool = False, scale: bool = False
 ) -> Any:
-    """What DeepMind's agents see: a life is an episode, rewards are signs, and maybe four frames at once."""
+    """Wrap an Atari env as DeepMind's agents see it: a life is an episode, rewards are signs, frames may be stacked."""
     if episode_life:
         env = EpisodicLife(env)
     if "FIRE" in env.unwrapped.get_action_meanings():
@@ -379,12 +353,12 @@ def _wrap_deepmind(
     if clip_rewards:
         env = gymnasium.wrappers.TransformReward(env, lambda reward: np.sign(float(reward)))
     if frame_stack:
-        env = _StackChannels(gymnasium.wrappers.FrameStackObservation(env, 4))
+        env = _stack_channels(gymnasium.wrappers.FrameStackObservation(env, 4))
     return env
 
 
 class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Ends the episode with each life; the game goes on at the next reset, unless it is over."""
+    """Ends the episode when a life is lost. The next reset continues the game, unless it is over."""
 
     def __init__(self, env: Any):
         super().__init__(env)
@@ -400,10 +374,10 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin a new game only when the last one is over."""
+        """Begin a new game if the last one is over, else take one empty step."""
         if self.was_real_done or kwargs.get("seed") is not None:
             observation, info = self.env.reset(**kwargs)
-        else:  # one step of nothing, to get past the lost life
+        else:  # an empty step leads past the lost life
             observation, _, terminated, truncated, info = self.env.step(0)
             if terminated or truncated:
                 observation, info = self.env.reset(**kwargs)
@@ -413,7 +387,7 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Fires at the start of games that wait for it."""
+    """Fires after each reset, for games that begin only then."""
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset, and fire."""
@@ -422,17 +396,9 @@ class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs) if terminated or truncated else (observation, info)
 
 
-class _StackChannels(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """[4, height, width, 1] as [height, width, 4]."""
-
-    def __init__(self, env: Any):
-        super().__init__(env)
-        space: Any = env.observation_space
-        count, height, width, channels = space.shape
-        self.observation_space = gym_spaces.Box(
-            space.low.min(), space.high.max(), (height, width, count * channels), space.dtype
-        )
-
-    def observation(self, observation: Any) -> Any:
-        """The frames as channels."""
-        return np.concatenate(list(observation), axis=-1)
+def _stack_channels(env: Any) -> Any:
+    """Turn observations [4, height, width, 1] into [height, width, 4]."""
+    space: Any = env.observation_space
+    count, height, width, channels = space.shape
+    stacked = gym_spaces.Box(space.low.min(), space.high.max(), (height, width, count * channels), space.dtype)
+    return gymnasium.wrappers.TransformObservation(env, lambda frames: np.concatenate(list(frames), axis=-1), stacked)

@@ -5,17 +5,16 @@
     batch = BatchEnv([ExternalProcess(make_env) for _ in range(8)], blocking=False)
     observ = batch.reset()
     observ, reward, done, infos = batch.step(actions)
-    observ[done] = batch.reset(np.flatnonzero(done))   # nobody is reset by itself
+    observ[done] = batch.reset(np.flatnonzero(done))   # no env is reset by itself
 
-TensorFlow itself is not needed. A `shoal.Pool` or `shoal.make` is faster: here each env is a process of its own, and
-what it returns travels as a message.
+TensorFlow itself is not needed. A `shoal.Pool` or `shoal.make` is faster: here each env has a process of its own, and
+its answers are sent as messages.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import gymnasium
@@ -23,16 +22,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
+from shoal.dialects.base import ClosedByWith
 from shoal.dialects.external_process import Async, ExternalProcess, Promise, four_values_too
 from shoal.envs.adapt import adapt
-from shoal.errors import (
-    BadAction,
-    BadEnv,
-    BadObservation,
-    EnvError,
-    PoolClosed,
-    SpaceMismatch,
-)
+from shoal.errors import BadAction, BadEnv, BadObservation, EnvError, PoolClosed, SpaceMismatch
 from shoal.memory.copies import own_copy
 from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
 from shoal.support.checks import Ids, Seed, check_ids, spread_seed
@@ -44,17 +37,17 @@ __all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
 _SHORTEST = 1.0  # seconds that an env may take to close, however long the others took
 
 
-class BatchEnv:
-    """A list of envs as one. Steps all and resets some; nobody is reset by itself when its episode is over.
+class BatchEnv(ClosedByWith):
+    """A list of envs as one. It steps all and resets some; no env is reset by itself when its episode is over.
 
     Args:
         envs: envs that are made already, with equal spaces: Gymnasium's, those of the old `gym`, or ExternalProcesses.
-        blocking: step them one after the other. Otherwise ExternalProcesses work at the same time, while the others
+        blocking: step them one after another. Otherwise ExternalProcesses work at the same time, while the other envs
             are stepped in turn.
 
     Raises:
-        SpaceMismatch: naming the first env whose spaces differ.
-        BadEnv: there is none, one of them is no env, or one is there twice.
+        SpaceMismatch: an env has other spaces than the first.
+        BadEnv: the list is empty, an item is no env, or an env is there twice.
     """
 
     def __init__(self, envs: Iterable[Any], blocking: bool = True):
@@ -66,6 +59,8 @@ class BatchEnv:
         if not self._envs:
             raise BadEnv("the list of envs is empty: at least one is needed")
         self._modern = [_checked(env, index) for index, env in enumerate(self._envs)]
+        self.observation_space: Space[Any] = self._modern[0].observation_space
+        self.action_space: Space[Any] = self._modern[0].action_space
         seen: dict[int, int] = {}
         for index, env in enumerate(self._modern):
             refuse_shared(seen, identity_of(env), index)
@@ -80,18 +75,6 @@ class BatchEnv:
             found, expected = getattr(env, name), getattr(self, name)
             if found != expected:
                 raise SpaceMismatch(f"env {index} has the {name} {found}, and env 0 has {expected}: they must be equal")
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of one env."""
-        space: Space[Any] = self._modern[0].observation_space
-        return space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of one env."""
-        space: Space[Any] = self._modern[0].action_space
-        return space
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -112,24 +95,22 @@ class BatchEnv:
         state = "closed" if self._closed else f"blocking={self.blocking}"
         return f"BatchEnv({len(self)} envs, {state}, {self.observation_space}, {self.action_space})"
 
-    # ---- stepping ----------------------------------------------------------------------------------------------
-
     def step(
         self, actions: Any
     ) -> tuple[Any, npt.NDArray[np.float32], npt.NDArray[np.bool_], tuple[dict[str, Any], ...]]:
         """Step all envs.
 
         Args:
-            actions: one for each env; a mapping is taken for a batch of a Dict space.
+            actions: one for each env. A mapping is taken for a batch of a Dict space.
 
         Returns:
-            observations, stacked leaf by leaf in the types of the space; rewards, float32 [n]; whether the episodes are
-            over, bool [n]; and the infos, which say "TimeLimit.truncated" where they are. All are the caller's own.
+            observations, stacked leaf by leaf in the types of the space; rewards, float32 [n]; dones, bool [n]; and the
+            infos, which have "TimeLimit.truncated" where an episode is over. The caller owns all of them.
 
         Raises:
-            BadAction: naming the env; none was stepped.
-            EnvError, or for an env of this process its own error: the first env's. If not blocking, all have been
-                stepped; else those before it.
+            BadAction: an action does not fit. No env was stepped.
+            EnvError: an env raised; an env of this process raises its own error. If not blocking, all envs have been
+                stepped, else those before it.
         """
         self._check_open()
         each = self._read_actions(actions)
@@ -150,11 +131,11 @@ class BatchEnv:
         """Reset some envs (None: all), and return their observations, stacked in the order of `indices`.
 
         Args:
-            indices: of different envs, maybe none.
+            indices: of different envs; the list may be empty.
             seed: an int gives env i `seed + i`; a list gives each of the indices its own.
 
         Raises:
-            BadAction: naming the index that does not fit; none was reset.
+            BadAction: an index does not fit. No env was reset.
         """
         self._check_open()
         ids = self._ids(indices)
@@ -167,7 +148,7 @@ class BatchEnv:
         return self._stacked([observation for observation, _ in results], ids)
 
     def _carry_out(self, begin: Callable[[int], Callable[[], Any]], ids: Ids) -> list[Any]:
-        """What these envs answer, in the order of `ids`. `begin` starts one, and returns what waits for its answer."""
+        """The answers of these envs, in the order of `ids`. `begin` starts one, and returns a function that waits."""
         if self.blocking:
             return [_named(index, lambda: begin(index)()) for index in ids.tolist()]  # noqa: B023
         outcomes: dict[int, Any] = {}
@@ -176,12 +157,12 @@ class BatchEnv:
         def attempt(index: int, act: Callable[[], Any]) -> None:
             try:
                 outcomes[index] = _named(index, act)
-            except Exception as error:  # the others' answers must be fetched all the same
+            except Exception as error:  # the answers of the other envs must still be fetched
                 errors[index] = error
 
         for index in ids.tolist():
             attempt(index, functools.partial(begin, index))
-        # The envs that are here are stepped while the others work.
+        # The envs of this process are stepped while the other processes work.
         for index in sorted(outcomes, key=lambda index: isinstance(self._modern[index], ExternalProcess)):
             attempt(index, outcomes[index])
         for index in ids.tolist():
@@ -190,7 +171,7 @@ class BatchEnv:
         return [outcomes[index] for index in ids.tolist()]
 
     def _begin(self, index: int, name: str, /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-        """An ExternalProcess begins at once, an env of this process when its answer is asked for."""
+        """Start a call: an ExternalProcess works on it at once, an env of this process when the answer is asked for."""
         env = self._modern[index]
         if isinstance(env, ExternalProcess):
             return env.call(name, *args, **kwargs)
@@ -217,21 +198,19 @@ class BatchEnv:
                 values[place] = tuple(values[place] if leaf.kind is Kind.OBJECT else values[place].tolist())
         return assemble(self.observation_space, values)
 
-    # ---- checks ------------------------------------------------------------------------------------------------
-
     def _read_actions(self, actions: Any) -> list[Any]:
-        """One action for each env, checked, of the space's own type, and the env's own."""
-        everybody = range(len(self))
+        """One action for each env, checked, of the space's own type, and copied."""
+        all_ids = range(len(self))
         if isinstance(actions, Mapping):
-            return self._read(actions, everybody)
+            return self._read(actions, all_ids)
         each = list(actions) if isinstance(actions, Iterable) else None
         if each is None or len(each) != len(self):
             found = f"{actions!r:.100}" if each is None else len(each)
             raise BadAction(f"expected {len(self)} actions, one for each env, found {found}; no env was stepped")
         try:
-            return self._read(self._as_batch(each), everybody)
-        except (BadAction, KeyError, IndexError, TypeError):  # one of them, or they only do not go into one array
-            return [self._read_alone(index, each[index]) for index in everybody]
+            return self._read(self._as_batch(each), all_ids)
+        except (BadAction, KeyError, IndexError, TypeError):  # one is wrong, or they do not fit into one array
+            return [self._read_alone(index, each[index]) for index in all_ids]
 
     def _read_alone(self, index: int, action: Any) -> Any:
         try:
@@ -261,7 +240,7 @@ class BatchEnv:
         given = list(indices) if isinstance(indices, Iterable) else [indices]
         if not given:
             return np.zeros(0, np.int64)
-        # Looked at one by one: numpy takes a True among numbers for a 1.
+        # One by one: numpy turns a True among numbers into a 1.
         for index in given:
             if isinstance(index, bool | np.bool_):
                 raise BadAction(f"reset of indices {indices!r}: expected whole numbers, found {index!r}")
@@ -274,16 +253,14 @@ class BatchEnv:
         if self._closed:
             raise PoolClosed("this BatchEnv is closed: make a new one")
 
-    # ---- end ---------------------------------------------------------------------------------------------------
-
     def close(self, timeout: float | None = 5.0) -> None:
         """Close all envs, also where one of them raises. May be called again.
 
         Args:
-            timeout: seconds for all ExternalProcesses together; who then takes longer than a second is forced.
+            timeout: seconds for all ExternalProcesses together. Then each has one more second, and is ended by force.
 
         Raises:
-            the first error of an env's close, when all are closed.
+            the first error of an env's close, after all envs are closed.
         """
         if self._closed:
             return
@@ -301,15 +278,9 @@ class BatchEnv:
         if errors:
             raise errors[0]
 
-    def __enter__(self) -> BatchEnv:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
-
 
 def _checked(env: Any, index: int) -> Any:
-    """The env as Gymnasium has it. Raises BadEnv if it is none."""
+    """The env as a Gymnasium env. Raises BadEnv if it is no env."""
     if isinstance(env, ExternalProcess):
         return env
     found = env if isinstance(env, type) else adapt(env)
@@ -321,18 +292,18 @@ def _checked(env: Any, index: int) -> Any:
 
 
 def _checked_result(index: int, result: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """What a step has returned, in plain types, with an info of the caller's own."""
+    """The result of a step in plain types, with a copy of the info."""
     try:
         observation, reward, terminated, truncated, info = result
         if isinstance(result, tuple) and isinstance(info, dict) and not isinstance(reward, str | bytes):
             return observation, float(reward), bool(terminated), bool(truncated), own_copy(info)
     except (TypeError, ValueError):
-        pass  # it has another length, or its parts are no numbers
+        pass  # it has another length, or a part of it is no number
     raise TypeError(f"env {index}: step must return (obs, reward, terminated, truncated, info), got {result!r:.200}")
 
 
 def _named(index: int, act: Callable[[], Any]) -> Any:
-    """Do it; an error says which env it comes from, unless it knows by itself."""
+    """Call `act`. A note on an error says which env raised it, unless the error says so itself."""
     try:
         return act()
     except Exception as error:

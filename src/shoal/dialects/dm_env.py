@@ -1,4 +1,4 @@
-"""The pool as a dm_env environment whose TimeSteps have a row for each env. Needs no TensorFlow."""
+"""The pool as a dm_env environment: its TimeSteps have a row for each env. It needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ except ImportError as error:
 
 import numpy as np
 
-from shoal.dialects.time_steps import Parts, SpecMethods, TimeStepPool
+from shoal.dialects.time_steps import TimeStepFace
 
-__all__ = ["BatchedEnvironment"]
+__all__ = ["BatchedEnvironment", "make_spec"]
 
 
-class BatchedEnvironment(SpecMethods, dm_env.Environment):  # type: ignore[misc]
+class BatchedEnvironment(TimeStepFace, dm_env.Environment):  # type: ignore[misc]
     """Many envs as one dm_env environment.
 
     Its specs are those of one env; step type, reward, discount and observation of a TimeStep have a row for each. The
-    last step of an episode is followed by the first of the next, whose action is ignored. At a first step the reward
-    is 0 and the discount 1, where a single env of dm_env has None.
+    last step of an episode is followed by the first of the next, which ignores its action. At a first step the reward
+    is 0 and the discount 1; a single env of dm_env has None for both.
 
     Args:
         env, num_envs: as for `shoal.Pool`; dm_env environments, PyEnvironments of TF-Agents and Gymnasium envs.
@@ -32,35 +32,23 @@ class BatchedEnvironment(SpecMethods, dm_env.Environment):  # type: ignore[misc]
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
-        self._steps = TimeStepPool(env, num_envs, _make_spec, pool_options)
-        self.pool, self.batch_size = self._steps.pool, self._steps.pool.num_envs
+        self._open(env, num_envs, make_spec, pool_options)
+        self.batch_size = self.pool.num_envs
         self._fresh = True
 
     def reset(self, seed: Any = None) -> dm_env.TimeStep:
         """Begin a new episode in every env; an int gives env i `seed + i`, a list gives each its own."""
-        step = _time_step(self._steps.reset(seed))
+        step = dm_env.TimeStep(*self._first_step(seed))
         self._fresh = False
         return step
 
     def step(self, action: Any) -> dm_env.TimeStep:
         """Step every env with its row of the action."""
-        return self.reset() if self._fresh else _time_step(self._steps.step(action))
-
-    @property
-    def infos(self) -> dict[int, dict[str, Any]]:
-        """What the envs have said beside the last TimeStep, by env."""
-        return self._steps.infos
-
-    def close(self) -> None:
-        """Close all envs."""
-        self.pool.close()
+        return self.reset() if self._fresh else dm_env.TimeStep(*self._next_step(action))
 
 
-def _time_step(parts: Parts) -> dm_env.TimeStep:
-    return dm_env.TimeStep(*parts)
-
-
-def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
+def make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
+    """A spec of dm_env: discrete where it counts from 0, bounded where it has bounds."""
     if minimum is None or maximum is None or np.dtype(dtype).kind == "b":
         return specs.Array(shape, dtype, name=name)
     whole = np.dtype(dtype).kind in "iu" and tuple(shape) == ()

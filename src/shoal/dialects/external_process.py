@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections import deque
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import Space
 
+from shoal.dialects.base import ClosedByWith
 from shoal.engine.commands import Call
 from shoal.envs.old_gym import OldGymEnv
 from shoal.envs.wrapper_layers import get_attr
-from shoal.errors import (
-    BadCall,
-    EnvError,
-    PoolClosed,
-    ShoalError,
-    WorkerDied,
-)
+from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WorkerDied
 from shoal.memory.copies import own_copy
 from shoal.pool import Pool
 from shoal.support.checks import check_choice
@@ -34,20 +27,10 @@ __all__ = ["Async", "ExternalProcess", "Promise", "four_values_too"]
 _BACKENDS: dict[str, Literal["processes", "threads"]] = {"process": "processes", "thread": "threads"}
 
 
-@dataclass(eq=False)
-class _Answer:
-    """What was asked of a process, and what has come of it: `call` is None as soon as that is known."""
-
-    name: str
-    call: Call | None
-    value: Any = None
-    error: Exception | None = None
-
-
 class Promise:
-    """A result that is still being worked on. Call it to wait for it: as often as you like, it stays the same.
+    """A result that an ExternalProcess is still working on. Call it to wait for the result, as often as you like.
 
-    Args:
+    Args of a call:
         timeout: seconds to wait; None for as long as it takes.
 
     Raises:
@@ -57,57 +40,56 @@ class Promise:
         StepTimeout: it is not done yet, and may be waited for again.
     """
 
-    def __init__(self, process: ExternalProcess, answer: _Answer):
-        self._process, self._answer = process, answer
+    def __init__(self, process: ExternalProcess, name: str, call: Call):
+        self._process, self._name = process, name
+        self._call: Call | None = call  # None as soon as the value or the error is known
+        self._value: Any = None
+        self._error: Exception | None = None
 
     def __call__(self, timeout: float | None = None) -> Any:
-        return self._process._settle(self._answer, timeout)
+        self._process._settle(self, timeout)
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # without the traceback of an earlier call
+        return self._value
 
     def __repr__(self) -> str:
-        answer = self._answer
-        state = "pending" if answer.call is not None else "kept" if answer.error is None else "broken"
-        return f"Promise({answer.name!r}, {state})"
+        state = "pending" if self._call is not None else "kept" if self._error is None else "broken"
+        return f"Promise({self._name!r}, {state})"
 
 
 @dataclass(frozen=True)
 class _Act:
-    """Calls a method of the env, where the env lives; a plain attribute is returned as it is.
+    """Runs in the worker: calls a method of the env, or reads an attribute.
 
     Attributes:
         own: whether the caller shares this process's memory, and must get arrays that the env does not change later.
+        look: only read: returns (whether it is a method, which cannot be sent, and the value of an attribute).
     """
 
     name: str
     own: bool
+    look: bool = False
 
     @property
-    def __name__(self) -> str:  # how errors call it
+    def __name__(self) -> str:  # for error messages
         return self.name
 
     def __call__(self, env: Any, /, *args: Any, **kwargs: Any) -> Any:
         value = get_attr(four_values_too(env) if self.name in ("step", "reset") else env, self.name)
-        value = value(*args, **kwargs) if callable(value) else value
+        if self.look:
+            value = (True, None) if inspect.isroutine(value) else (False, value)
+        elif callable(value):
+            value = value(*args, **kwargs)
         return own_copy(value) if self.own else value
 
 
-@dataclass(frozen=True)
-class _Look(_Act):
-    """Reads an attribute: (whether it is a method, which cannot travel, or else its value)."""
-
-    def __call__(self, env: Any, /, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
-        value = get_attr(env, self.name)
-        if inspect.isroutine(value):
-            return True, None
-        return False, own_copy(value) if self.own else value
-
-
-class ExternalProcess:
+class ExternalProcess(ClosedByWith):
     """One env in a process, or a thread, of its own. Its attributes and methods are reached by name.
 
-    For one thread at a time. What is asked of it is carried out in the order in which it was asked.
+    Only one thread may use it at a time. The env carries out calls in the order in which they were made.
 
     Args:
-        constructor: a function or class that makes the env, or an id; called over there.
+        constructor: a function or class that makes the env, or an id. It is called in the process.
         strategy: "process" or "thread".
 
     Raises:
@@ -118,8 +100,8 @@ class ExternalProcess:
         check_choice("strategy", strategy, tuple(_BACKENDS))
         self._strategy = strategy
         self._fault: ShoalError | None = None
-        self._asked: deque[_Answer] = deque()  # whose results have not been fetched, oldest first
-        self._index = 0  # what errors call the env
+        self._asked: deque[Promise] = deque()  # those with results that were not fetched yet, oldest first
+        self._index = 0  # the id of the env in error messages
         self._pool = Pool(constructor, 1, backend=_BACKENDS[strategy], num_workers=1, autoreset="disabled")
 
     @property
@@ -134,10 +116,8 @@ class ExternalProcess:
 
     @property
     def unwrapped(self) -> ExternalProcess:
-        """Itself: what is in it cannot come here."""
+        """Itself: the env stays in its process."""
         return self
-
-    # ---- asking ------------------------------------------------------------------------------------------------
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Promise:
         """Start a call of a method of the env, "step" and "reset" included; a plain attribute is given as it is."""
@@ -156,17 +136,14 @@ class ExternalProcess:
         return promise() if blocking else promise
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the env, asked for over there each time; a method can be called, and is waited for.
+        """An attribute of the env, read anew each time. A method can be called, and the call waits for its result.
 
-        Names that begin with an underscore are not: many tools try some. `call` gives those too.
+        Names that begin with an underscore are refused, because many tools try some. `call` reaches those too.
         """
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}; of its env: call({name!r})")
-        is_method, value = self._ask(_Look(name, self._shares_memory), (), {})()
-        return functools.partial(self._call_and_wait, name) if is_method else value
-
-    def _call_and_wait(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self.call(name, *args, **kwargs)()
+        is_method, value = self._ask(_Act(name, self._shares_memory, look=True), (), {})()
+        return (lambda *args, **kwargs: self.call(name, *args, **kwargs)()) if is_method else value
 
     @property
     def _shares_memory(self) -> bool:
@@ -181,69 +158,54 @@ class ExternalProcess:
         except (WorkerDied, PoolClosed) as error:
             self._break(error)
             raise
-        answer = _Answer(act.name, call._replace(ids=np.array([self._index])))
-        self._asked.append(answer)
-        return Promise(self, answer)
+        promise = Promise(self, act.name, call._replace(ids=np.array([self._index])))
+        self._asked.append(promise)
+        return promise
 
-    def _settle(self, answer: _Answer, timeout: float | None) -> Any:
-        """Wait for an answer, and return or raise what it says.
-
-        Those before it are fetched as well: they are there by then, and a death that follows must not take them along.
-        """
+    def _settle(self, promise: Promise, timeout: float | None) -> None:
+        """Wait for a result. All earlier ones are fetched too, so that a death that follows does not lose them."""
         deadline = Deadline.after(timeout)
-        while answer.call is not None:
-            self._fetch(next(iter(self._asked), answer), deadline)
-        if answer.error is not None:
-            raise answer.error.with_traceback(None)  # without those of earlier times
-        return answer.value
+        while promise._call is not None:
+            self._fetch(next(iter(self._asked), promise), deadline)
 
-    def _fetch(self, oldest: _Answer, deadline: Deadline) -> None:
-        call = oldest.call
-        if call is not None:
+    def _fetch(self, oldest: Promise, deadline: Deadline) -> None:
+        if oldest._call is not None:
             try:
-                [oldest.value] = self._pool.finish_call(call, deadline.left)
+                [oldest._value] = self._pool.finish_call(oldest._call, deadline.left)
             except EnvError as error:  # first: it may be an instance of those below as well
-                oldest.error = error
+                oldest._error = error
             except (WorkerDied, PoolClosed) as error:
                 self._break(error)
                 return
-            oldest.call = None
-        if self._asked and self._asked[0] is oldest:  # unless another thread has closed us meanwhile
+            oldest._call = None
+        if self._asked and self._asked[0] is oldest:  # unless another thread has closed the process meanwhile
             self._asked.popleft()
 
     def _break(self, error: ShoalError) -> None:
-        """Nothing can be asked any more, and what was asked will never be answered."""
+        """Note that the process is gone: every promise that was not kept raises this error, and so do new calls."""
         fault = self._fault = self._fault or error
-        for answer in list(self._asked):
-            if answer.call is not None:
-                answer.error, answer.call = copy.copy(fault), None
+        for promise in list(self._asked):
+            if promise._call is not None:
+                promise._error, promise._call = copy.copy(fault), None
         self._asked.clear()
 
     def _check_usable(self) -> None:
         if self._fault is not None:
-            raise copy.copy(self._fault)  # each has a traceback of its own
-
-    # ---- end ---------------------------------------------------------------------------------------------------
+            raise copy.copy(self._fault)  # a copy, with a traceback of its own
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Close the env and end its process: asks, and after `timeout` seconds forces. May be called again.
+        """Close the env and end its process, after `timeout` seconds by force. May be called again.
 
         Promises that were not kept by then raise PoolClosed.
 
         Raises:
-            EnvError: the env raised in its close; the process is ended all the same.
+            EnvError: the env raised in its close; the process has ended.
         """
         self._fault = PoolClosed("this ExternalProcess is closed: make a new one")
         try:
             self._pool.close(timeout)
         finally:
             self._break(self._fault)
-
-    def __enter__(self) -> ExternalProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("an ExternalProcess is running, and cannot be copied or pickled: pass its constructor instead")
@@ -254,9 +216,9 @@ class ExternalProcess:
         return f"ExternalProcess({self.observation_space}, {self.action_space}, {where})"
 
 
-Async = ExternalProcess  # as it was called later
+Async = ExternalProcess  # its later name
 
 
 def four_values_too(env: Any) -> Any:
-    """An env that is no Gymnasium one may have a modern reset and four values from step: see both ways."""
+    """Wrap an env that is no Gymnasium env: it may return four values from step, and yet have a modern reset."""
     return env if isinstance(env, gymnasium.Env) else OldGymEnv(env)

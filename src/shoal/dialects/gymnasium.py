@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copying
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,32 +15,29 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.vector_env import AutoresetMode
 
-from shoal.errors import EnvError, StepTimeout
+from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
+from shoal.envs.functions import as_env_fns, with_time_limit
+from shoal.errors import StepTimeout
 from shoal.memory.answers import Ready
-from shoal.options import refuse_unknown_options
-from shoal.pool import Pool
+from shoal.support.checks import spread_seed, whole_number
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
-_MODES = {
-    AutoresetMode.NEXT_STEP: "next_step",
-    AutoresetMode.SAME_STEP: "same_step",
-    AutoresetMode.DISABLED: "disabled",
-}
+_MODES = {mode.name.lower(): mode for mode in AutoresetMode}  # by Shoal's names
 
 
 class WaitTimeout(StepTimeout, multiprocessing.TimeoutError):
-    """A StepTimeout that is caught as Gymnasium's timeouts are."""
+    """A StepTimeout that is also of the type that Gymnasium raises."""
 
 
-class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     """A pool that speaks Gymnasium's vector API, with all of its backends.
 
     Args:
         env: as for `shoal.Pool`.
         copy: True (the default, as in Gymnasium) gives arrays that are the caller's own.
-        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is understood as well. None
-            for Gymnasium's default, "next_step", or for what envs do that are batches themselves.
+        autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is another name of this
+            argument. None for Gymnasium's default, "next_step", or, for envs that are batches themselves, their own.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -55,18 +53,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ):
         mode = pool_options.pop("autoreset", autoreset_mode)
         self.copy, self.observation_mode = copy, observation_mode
-        refuse_unknown_options(pool_options)
-        pool_options.setdefault("check_actions", "discrete")
-        asked = None if mode is None else _MODES[_autoreset_mode(mode)]
+        asked = None if mode is None else _autoreset_mode(mode).name.lower()
         pool_options |= {"copy": copy, "autoreset": asked, "observation_mode": observation_mode}
-        self.pool = Pool(env, num_envs, **pool_options)
+        self.pool = open_pool(env, num_envs, pool_options, "a Gymnasium vector env")
         self.autoreset_mode = _autoreset_mode(self.pool.autoreset)
-        if self.pool.batch_size != self.pool.num_envs:
-            self.pool.close()
-            raise ValueError(
-                "a Gymnasium vector env returns all envs at every step: for batch_size below num_envs use shoal.Pool, "
-                'or shoal.tune(..., batch_size="all") for a plan without it'
-            )
         specs = self.pool.specs
         self.num_envs = self.pool.num_envs
         self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
@@ -74,7 +64,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.metadata = {**specs.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = specs.render_mode
         self._state = AsyncState.DEFAULT
-        self._late = False  # whether a timed-out call may still be answered
         self._call: Any = None
 
     @property
@@ -86,8 +75,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """Each env's own generator; a copy where the env lives in another process."""
         return self.get_attr("np_random")
-
-    # ---- reset and step --------------------------------------------------------------------------------------
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -101,38 +88,27 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         """Start a reset; its result comes with `reset_wait`."""
         self._begin("reset_async")
-        seeds = self._seeds(seed)
-        mask = None
-        if options is not None and "reset_mask" in options:
-            options = dict(options)
-            mask = self._check_mask(options.pop("reset_mask"))
-        if mask is None:
-            self._reset_ids = None
-            self.pool.async_reset(seed=seeds, options=options)
-        else:
-            self._reset_ids = np.flatnonzero(mask)
-            self.pool.async_reset(self._reset_ids, seed=[seeds[i] for i in self._reset_ids], options=options)
+        seeds = spread_seed(seed, np.arange(self.num_envs))
+        self._reset_ids, options = split_reset_mask(options, self.num_envs)
+        if self._reset_ids is not None:
+            seeds = [seeds[i] for i in self._reset_ids]
+        self.pool.async_reset(self._reset_ids, seed=seeds, options=options)
         self._state = AsyncState.WAITING_RESET
 
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """The observations and infos of the reset that was started."""
-        ready = self._finish(AsyncState.WAITING_RESET, "reset_wait", "reset_async", timeout)
+        with self._finishing(AsyncState.WAITING_RESET, timeout):
+            ready = self._collect(self.pool.wait_reset, self._reset_ids, timeout)
         if self._reset_ids is not None:
             ready = self.pool.data.whole(ready)
         return self.pool.data.take_obs(ready), self._infos(ready)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all envs."""
-        pool = self.pool
-        if self._state is not AsyncState.DEFAULT or self._late or pool.closed:
+        if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
             self._begin("step_async")
-        try:
-            ready = pool.exchange(actions)
-        except BaseException:
-            self._late = True
-            raise
-        infos = self._infos(ready) if ready.infos else {}
-        return (*pool.data.take_step(ready), infos)
+        ready = self._exchange(actions)
+        return (*self.pool.data.take_step(ready), self._infos(ready) if ready.infos else {})
 
     def step_async(self, actions: Any) -> None:
         """Start a step; its result comes with `step_wait`."""
@@ -142,10 +118,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The result of the step that was started."""
-        ready = self._finish(AsyncState.WAITING_STEP, "step_wait", "step_async", timeout)
+        with self._finishing(AsyncState.WAITING_STEP, timeout):
+            ready = self._collect(self.pool.wait, timeout)
         return (*self.pool.data.take_step(ready), self._infos(ready))
-
-    # ---- calls -----------------------------------------------------------------------------------------------
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or get an attribute, of each env."""
@@ -160,16 +135,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """The results of the call that was started, one per env."""
-        self._check_open()
-        if self._state is not AsyncState.WAITING_CALL:
-            raise NoAsyncCallError(
-                "Calling `call_wait` without any prior call to `call_async`.", AsyncState.WAITING_CALL.value
-            )
-        self._state = AsyncState.DEFAULT
-        try:
+        with self._finishing(AsyncState.WAITING_CALL, timeout):
             return tuple(self.pool.finish_call(self._call, timeout))
-        except StepTimeout as error:
-            raise WaitTimeout(f"The call to `call_wait` has timed out: {error}", error.env_ids) from None
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """An attribute of each env."""
@@ -184,10 +151,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """A frame of each env."""
         return self.call("render")
 
-    # ---- end -------------------------------------------------------------------------------------------------
-
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs: asks, and forces after `timeout` seconds (5 by default) or at once with `terminate`."""
+        """Close the envs, by force after `timeout` seconds (5 by default), or at once with `terminate`."""
         if self._state is not AsyncState.DEFAULT:
             gymnasium.logger.warn(
                 f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete."
@@ -195,16 +160,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.pool.close(0.0 if terminate else 5.0 if timeout is None else timeout)
 
     def __del__(self) -> None:
-        # The pool closes itself when it is collected.
+        # The pool closes itself when it is garbage collected.
         return None
-
-    def __enter__(self) -> VectorEnv:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    # ---- inside ----------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self.closed or self.pool.closed:
@@ -220,61 +177,27 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete.",
                 str(self._state.value),
             )
-        if self._late:
-            # The answers to a call that timed out or was interrupted are waited for here and dropped: they must not be
-            # taken for new ones.
-            self.pool.drop_pending()
-            self._late = False
+        self._drop_late()
 
-    def _finish(self, state: AsyncState, name: str, before: str, timeout: float | None) -> Ready:
+    @contextlib.contextmanager
+    def _finishing(self, state: AsyncState, timeout: float | None) -> Iterator[None]:
+        """Wait for a call that was started, the one of this state, in the words of Gymnasium's errors."""
         self._check_open()
+        name = str(state.value)
         if self._state is not state:
-            raise NoAsyncCallError(f"Calling `{name}` without any prior call to `{before}`.", state.value)
+            raise NoAsyncCallError(f"Calling `{name}_wait` without any prior call to `{name}_async`.", name)
         self._state = AsyncState.DEFAULT
         try:
-            if state is AsyncState.WAITING_RESET:
-                return self.pool.wait_reset(self._reset_ids, timeout)
-            return self.pool.wait(timeout)
+            yield
         except StepTimeout as error:
-            self._late = True
-            message = f"The call to `{name}` has timed out after {timeout} second(s): {error}"
+            message = f"The call to `{name}_wait` has timed out after {timeout} second(s): {error}"
             raise WaitTimeout(message, error.env_ids) from None
-        except EnvError:
-            self.pool.drop_pending()
-            raise
-        except BaseException:  # an interrupt: what is still under way is dropped by the next call
-            self._late = True
-            raise
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
         infos: dict[str, Any] = {}
         for env_id in sorted(ready.infos):
             infos = self._add_info(infos, ready.infos[env_id], env_id)
         return infos
-
-    def _seeds(self, seed: Any) -> list[int | None]:
-        if seed is None:
-            return [None] * self.num_envs
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ValueError(
-                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
-                f"length={len(seed)}."
-            )
-        return list(seed)
-
-    def _check_mask(self, mask: Any) -> Any:
-        name = "`options['reset_mask']`"
-        if not isinstance(mask, np.ndarray):
-            raise TypeError(f"{name} must be a numpy array, got {type(mask)}")
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"{name} must have shape `({self.num_envs},)`, got {mask.shape}")
-        if mask.dtype != np.bool_:
-            raise TypeError(f"{name} must have `dtype=np.bool_`, got {mask.dtype}")
-        if not mask.any():
-            raise ValueError(f"{name} must have at least one True value, got {mask}")
-        return mask
 
 
 class SyncVectorEnv(VectorEnv):
@@ -297,9 +220,9 @@ class SyncVectorEnv(VectorEnv):
 class AsyncVectorEnv(VectorEnv):
     """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
 
-    `shared_memory` and `daemon` are taken and make no difference: everything is in shared memory, and envs may
-    have children. `context` is the start method, `max_concurrency` the number of workers. `worker` cannot be
-    taken: there is no one process per env that it could replace. `pool_options` are Shoal's own.
+    `shared_memory` and `daemon` are accepted and change nothing: all arrays are in shared memory, and envs may start
+    processes. `context` is the start method, `max_concurrency` the number of workers. `worker` is refused, because a
+    worker of Shoal has several envs. `pool_options` are Shoal's own.
     """
 
     def __init__(
@@ -318,11 +241,7 @@ class AsyncVectorEnv(VectorEnv):
         if worker is not None:
             raise ValueError("Shoal's workers run several envs each and cannot be replaced: leave `worker` out")
         if max_concurrency is not None:
-            if isinstance(max_concurrency, bool) or not isinstance(max_concurrency, int | np.integer):
-                raise ValueError(f"`max_concurrency` must be an integer or None, got {type(max_concurrency)}.")
-            if max_concurrency < 1:
-                raise ValueError(f"`max_concurrency` must be positive or None, got {max_concurrency}.")
-            pool_options.setdefault("num_workers", int(max_concurrency))
+            pool_options.setdefault("num_workers", whole_number("max_concurrency", max_concurrency, 1, 2**20))
         self.env_fns, self.shared_memory, self.context, self.daemon = env_fns, shared_memory, context, daemon
         self.worker, self.max_concurrency = worker, max_concurrency
         pool_options.setdefault("backend", "processes" if "num_workers" in pool_options else "auto")
@@ -333,13 +252,10 @@ class AsyncVectorEnv(VectorEnv):
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    by_name = {name: enum for enum, name in _MODES.items()}
-    if isinstance(mode, str) and mode in by_name:
-        return by_name[mode]
     try:
-        return AutoresetMode(mode)
+        return _MODES[mode] if mode in tuple(_MODES) else AutoresetMode(mode)
     except ValueError:
-        raise ValueError(f"autoreset: expected one of {', '.join(map(repr, by_name))}, found {mode!r}") from None
+        raise ValueError(f"autoreset: expected one of {', '.join(map(repr, _MODES))}, found {mode!r}") from None
 
 
 def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
@@ -350,37 +266,18 @@ def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
     """
 
     def create(num_envs: int = 1, max_episode_steps: int | None = None, **env_kwargs: Any) -> VectorEnv:
-        build = _Limited(env, max_episode_steps, env_kwargs)
-        return VectorEnv(build, num_envs, **pool_options)
+        (env_fn,) = as_env_fns(env, 1, env_kwargs)
+        limited = env_fn if max_episode_steps is None else with_time_limit(env_fn, max_episode_steps)
+        return VectorEnv(limited, num_envs, **pool_options)
 
     return create
-
-
-class _Limited:
-    """Makes an env as `gymnasium.make` would have, with its time limit."""
-
-    def __init__(self, env: Any, max_episode_steps: int | None, env_kwargs: dict[str, Any]):
-        self.env, self.max_episode_steps, self.env_kwargs = env, max_episode_steps, env_kwargs
-
-    def __call__(self) -> Any:
-        if isinstance(self.env, str | gymnasium.envs.registration.EnvSpec):
-            return gymnasium.make(self.env, max_episode_steps=self.max_episode_steps, **self.env_kwargs)
-        env = self.env(**self.env_kwargs)
-        if self.max_episode_steps is None:
-            return env
-        return gymnasium.wrappers.TimeLimit(env, self.max_episode_steps)
-
-
-def vector_entry_point(env: Any, num_envs: int = 1, **pool_options: Any) -> VectorEnv:
-    """What `gymnasium.make_vec("shoal/Env-v0", env="CartPole-v1", num_envs=8)` calls."""
-    return VectorEnv(env, num_envs, **pool_options)
 
 
 _replaced: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Make `gymnasium.make_vec` and `gymnasium.vector`'s two classes give Shoal's, until `uninstall`."""
+    """Put Shoal's classes in place of Gymnasium's two, in `gymnasium.vector` and for `make_vec`, until `uninstall`."""
     if not _replaced:
         for name, cls in (("SyncVectorEnv", SyncVectorEnv), ("AsyncVectorEnv", AsyncVectorEnv)):
             _replaced[name] = getattr(gymnasium.vector, name)
@@ -388,7 +285,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take `install` back."""
+    """Undo `install`."""
     for name, original in _replaced.items():
         setattr(gymnasium.vector, name, original)
     _replaced.clear()
@@ -401,5 +298,5 @@ def with_spec(envs: VectorEnv, spec: Any) -> VectorEnv:
     return envs
 
 
-if "shoal/Env-v0" not in gymnasium.registry:
-    gymnasium.register("shoal/Env-v0", vector_entry_point="shoal.dialects.gymnasium:vector_entry_point")
+if "shoal/Env-v0" not in gymnasium.registry:  # for gymnasium.make_vec("shoal/Env-v0", env="CartPole-v1", num_envs=8)
+    gymnasium.register("shoal/Env-v0", vector_entry_point="shoal.dialects.gymnasium:VectorEnv")

@@ -8,13 +8,14 @@
         obs, rewards, terminals, truncations, infos, env_ids, masks = envs.recv()
         envs.send(policy(obs))                     # for the envs that were received last
 
-Workers sleep when there is nothing to do, a dead one is named, truncations stay truncations, and each env has its own
-seed. An env with several agents (PufferLib's own kind, PettingZoo's, a vector env, another Serial) has a row for each
-of them, and its rows always come together.
+In contrast to PufferLib, idle workers sleep, errors name a worker that has died, truncations stay truncations, and each
+env has its own seed. An env with several agents (PufferLib's own kind, PettingZoo's, a vector env, another Serial) has
+a row for each of them, and its rows always come together.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -22,12 +23,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from shoal.dialects.base import PoolFace, open_pool
 from shoal.envs.adapt import adapt
 from shoal.envs.functions import as_env_fns
 from shoal.envs.group import is_group
 from shoal.errors import BadEnv, NothingPending
-from shoal.options import refuse_unknown_options
-from shoal.pool import Pool
 from shoal.support.cores import usable_cores
 
 __all__ = ["Multiprocessing", "Ray", "Reset", "Serial", "make"]
@@ -43,11 +43,10 @@ class Reset(tuple[Any, list[dict[str, Any]]]):
         return np.array(self[0], dtype=dtype, copy=bool(copy) or None)
 
 
-class _Vectorized:
+class _Vectorized(PoolFace):
     """A pool with PufferLib's methods and attributes.
 
     Attributes:
-        pool: the pool.
         num_envs: how many envs there are.
         num_agents: rows of all envs together.
         agents_per_batch: rows of what `recv` returns.
@@ -56,13 +55,11 @@ class _Vectorized:
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], seed: int | None, pool_options: dict[str, Any]):
-        refuse_unknown_options(pool_options)
         self._first_env_fn = env_fns[0]
         self._driver: Any = None
         self._seed = seed
         self._last_ids: Array | None = None  # of the envs that were received, and not yet sent to
-        pool_options.setdefault("check_actions", "discrete")
-        self.pool = Pool(list(env_fns), **pool_options)
+        self.pool = open_pool(list(env_fns), None, {"copy": False, **pool_options}, "PufferLib", partial=True)
         self.num_envs = self.num_environments = len(env_fns)
         self.num_agents = self.pool.num_envs
         self.agents_per_batch = self.pool.batch_size
@@ -71,18 +68,14 @@ class _Vectorized:
         self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
         self.single_action_space, self.action_space = specs.single_action_space, specs.action_space
 
-    # ---- what it is --------------------------------------------------------------------------------------------
-
     @property
     def driver_env(self) -> Any:
-        """An env to look at, made in this process when it is first asked for."""
+        """An env to inspect. It is made in this process when it is first asked for."""
         if self._driver is None:
             driver = adapt(self._first_env_fn())
             own = driver.env if is_group(driver) else None
             self._driver = own if hasattr(own, "single_observation_space") else driver
         return self._driver
-
-    # ---- stepping ----------------------------------------------------------------------------------------------
 
     def seed(self, seed: int) -> None:
         """For the next reset: env i gets `seed + i`."""
@@ -124,27 +117,21 @@ class _Vectorized:
         return self.recv()[:5]
 
     def notify(self) -> None:
-        """Nothing to do: workers hear of everything by themselves."""
+        """Does nothing: workers need no notice."""
 
     def close(self) -> None:
         """Close all envs."""
         if self._driver is not None and hasattr(self._driver, "close"):
             self._driver.close()
         self._driver = None
-        self.pool.close()
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+        super().close()
 
 
 class Serial(_Vectorized):
-    """All envs in this thread, one after the other.
+    """Steps all envs in this thread, one after another.
 
     Args:
-        env_creators: a function, class or Gymnasium id, or a list of such.
+        env_creators: a function, class or Gymnasium id, or a list of them.
         env_args, env_kwargs: for each call of it; a list gives each env its own.
         num_envs: how many.
         seed: of the first reset; env i gets `seed + i`.
@@ -169,15 +156,15 @@ class Serial(_Vectorized):
 
 
 class Multiprocessing(_Vectorized):
-    """Envs in worker processes, several in each.
+    """Steps envs in worker processes, several in each.
 
     Args:
         env_creators, env_args, env_kwargs, num_envs, seed: as for Serial.
         num_workers: worker processes; by default, and with "auto", the cores that this process may use.
         envs_per_worker: in place of num_workers, or of num_envs.
         batch_size: envs that `recv` waits for; all by default, half of them with "auto".
-        zero_copy: give views of the shared memory, valid for one more send of their envs; False gives copies. Where
-            batches are smaller than all envs and divide them, they are then always the same neighbours.
+        zero_copy: return views of the shared memory, valid for one more send of their envs; False returns copies. If
+            the batch size divides the number of envs, a batch with views always has the same neighbouring envs.
         sync_traj: receive the envs strictly in turn, rather than those that are done first.
         overwork: allow more workers than cores.
         **pool_options: as for `shoal.Pool`.
@@ -221,7 +208,7 @@ class Multiprocessing(_Vectorized):
 
 
 class Ray(Multiprocessing):
-    """Envs in actors of a Ray cluster, several in each; see docs/distributed.md.
+    """Steps envs in actors of a Ray cluster, several in each; see docs/distributed.md.
 
     Args:
         num_workers: actors; by default as many as the cluster has room for.
@@ -230,7 +217,7 @@ class Ray(Multiprocessing):
     """
 
     def __init__(self, *args: Any, **options: Any):
-        # Actors have the cluster's cores, not this process's: there is nothing to warn of.
+        # Actors use the cores of the cluster, so the number of cores here does not matter.
         super().__init__(*args, **{"backend": "ray", "overwork": True, **options})
 
 
@@ -248,23 +235,20 @@ def make(
     """Vectorize an env as PufferLib does.
 
     Args:
-        env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of such.
-        backend: Serial, Multiprocessing, Ray, or their names; None: Multiprocessing where several workers are asked
-            for, and else what Shoal finds to be fastest.
+        env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of them.
+        backend: Serial, Multiprocessing, Ray, or their names. None chooses Multiprocessing if a number of workers is
+            given, and else the fastest backend of Shoal's.
         **options: those of the backend, and of `shoal.Pool`.
     """
-    if isinstance(backend, str):
-        named = {"serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}
-        if backend.lower() not in named:
-            raise ValueError(f"backend: expected Serial, Multiprocessing or Ray, found {backend!r}")
-        backend = named[backend.lower()]
-    if backend is Serial:
-        return Serial(env_creator_or_creators, env_args, env_kwargs, num_envs, seed, **options)
-    if backend is None and num_workers is None and envs_per_worker is None:
-        options.setdefault("backend", "auto")
-    elif backend not in (None, Multiprocessing, Ray):
+    named = {"serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}
+    chosen = named.get(backend.lower()) if isinstance(backend, str) else backend
+    if backend is not None and chosen not in named.values():
         raise ValueError(f"backend: expected Serial, Multiprocessing or Ray, found {backend!r}")
-    return (backend or Multiprocessing)(
+    if chosen is Serial:
+        return Serial(env_creator_or_creators, env_args, env_kwargs, num_envs, seed, **options)
+    if chosen is None and num_workers is None and envs_per_worker is None:
+        options.setdefault("backend", "auto")
+    return (chosen or Multiprocessing)(
         env_creator_or_creators, env_args, env_kwargs, num_envs, num_workers, seed=seed,
         envs_per_worker=envs_per_worker, **options,
     )  # fmt: skip
@@ -282,12 +266,11 @@ def _env_fns(creators: Any, env_args: Any, env_kwargs: Any, num_envs: int | None
         creators = [creators] * count
     args = _one_each("env_args", env_args, count, (list, tuple), [])
     kwargs = _one_each("env_kwargs", env_kwargs, count, (Mapping,), {})
-    found = []
+    found: list[Callable[[], Any]] = []
     for creator, own_args, own_kwargs in zip(creators, args, kwargs, strict=True):
-        (make_one,) = as_env_fns(creator, 1, own_kwargs)
         if own_args and not callable(creator):
             raise BadEnv(f"env_args are for a function or class that makes an env, found {creator!r}")
-        found.append(_WithArgs(creator, tuple(own_args), dict(own_kwargs)) if own_args else make_one)
+        found += as_env_fns(functools.partial(creator, *own_args) if own_args else creator, 1, own_kwargs)
     return found
 
 
@@ -304,38 +287,23 @@ def _one_each(name: str, given: Any, count: int, kinds: tuple[type, ...], defaul
     raise BadEnv(f"{name}: expected one for all envs, or a list with one for each, found {given!r:.100}")
 
 
-class _WithArgs:
-    """Makes an env with positional arguments."""
-
-    def __init__(self, creator: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
-        self.creator, self.args, self.kwargs = creator, args, kwargs
-
-    def __call__(self) -> Any:
-        return self.creator(*self.args, **self.kwargs)
-
-
 def _from_envs_per_worker(num_envs: int | None, num_workers: int | None, each: int) -> tuple[int, int]:
     if num_envs is None and num_workers is None:
         raise ValueError("envs_per_worker: give num_envs or num_workers as well")
-    if num_envs is None:
-        assert num_workers is not None
-        return each * num_workers, num_workers
-    if num_workers is None:
-        return num_envs, -(-num_envs // each)
-    if each * num_workers != num_envs:
+    envs = each * (num_workers or 0) if num_envs is None else num_envs
+    workers = -(-envs // each) if num_workers is None else num_workers
+    if num_workers is not None and each * workers != envs:
         raise ValueError(
-            f"num_envs is {num_envs}, and {num_workers} workers with {each} envs each make {each * num_workers}: "
-            "leave one of the three out"
+            f"num_envs is {num_envs}, and {num_workers} workers with {each} envs each make {each * workers}: leave one "
+            "of the three out"
         )
-    return num_envs, num_workers
+    return envs, workers
 
 
 def _check_workers(num_workers: int | None, num_envs: int, overwork: bool) -> None:
-    if not isinstance(num_workers, int):  # none, or one that the pool refuses
-        return
-    if num_workers > usable_cores() and not overwork and num_envs >= num_workers:
+    if isinstance(num_workers, int) and usable_cores() < num_workers <= num_envs and not overwork:
         warnings.warn(
-            f"{num_workers} workers share {usable_cores()} cores; that pays where envs wait for something "
-            "(overwork=True says that you know)",
+            f"{num_workers} workers share {usable_cores()} cores, which helps only if envs wait for something; pass "
+            "overwork=True to silence this warning",
             stacklevel=4,
         )

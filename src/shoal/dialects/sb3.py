@@ -2,8 +2,8 @@
 
     from shoal.dialects.sb3 import SubprocVecEnv, VecNormalize, make_vec_env
 
-Works without Stable-Baselines3. Where it is installed, what is made here passes its `isinstance` checks, so that its
-algorithms, callbacks and own wrappers take it for theirs.
+Works without Stable-Baselines3. Where it is installed, the classes here pass its `isinstance` checks, so that its
+algorithms, callbacks and own wrappers accept them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,11 @@ from typing import Any
 
 from gymnasium import Space
 
-from shoal.dialects.vec_env import (
-    PoolVecEnv,
-    TransformWrapper,
-    VecEnv,
-    VecEnvWrapper,
-    as_list,
-    check_maker,
-    check_vec_env,
-    make_one,
-)
+from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
+from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs, check_vec_env
 from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
-    ExtractDictObs,
     FrameStack,
     Monitor,
     MonitorEpisodes,
@@ -58,10 +49,10 @@ __all__ = [
 
 @functools.cache
 def pass_for_sb3() -> None:
-    """Let Stable-Baselines3, if it is installed, take our classes for its own."""
+    """Register our classes with those of Stable-Baselines3, if it is installed, for its `isinstance` checks."""
     try:
         theirs = importlib.import_module("stable_baselines3.common.vec_env")
-    except ImportError:  # not there, or without its torch
+    except ImportError:  # it is not installed, or its torch is not
         return
     for cls in (
         VecEnv, VecEnvWrapper, DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize, VecCheckNan, VecMonitor,
@@ -75,7 +66,7 @@ VecEnv.when_made.append(pass_for_sb3)
 
 @functools.cache
 def statistics_class() -> type[RunningMeanStd]:
-    """Statistics that are Stable-Baselines3's as well, where it is installed: its VecNormalize insists on its own."""
+    """The class of statistics: where Stable-Baselines3 is installed, one that its VecNormalize accepts too."""
     try:
         theirs = importlib.import_module("stable_baselines3.common.running_mean_std").RunningMeanStd
     except ImportError:
@@ -91,8 +82,8 @@ def _statistics(data: Any) -> RunningMeanStd:
     return statistics_class().from_data(data)
 
 
-class _Normalize(Normalize):
-    """With statistics that Stable-Baselines3 takes for its own, and rewards of steps alone."""
+class _SB3Normalize(Normalize):
+    """Normalizes with statistics that Stable-Baselines3 accepts, and leaves `old_reward` alone in a reset."""
 
     def apply(self, rows: Rows) -> None:
         """Learn from the rows, and normalize them."""
@@ -103,12 +94,12 @@ class _Normalize(Normalize):
 
     @property
     def statistics(self) -> Any:  # type: ignore[override]
-        """What the statistics are made of."""
+        """The class of the statistics."""
         return statistics_class()
 
 
 class DummyVecEnv(PoolVecEnv):
-    """Drop-in for SB3's: the envs live in this process, in `envs`, and are stepped one after the other.
+    """Drop-in for SB3's: the envs live in this process, in `envs`, and are stepped one after another.
 
     Args:
         env_fns: one function per env.
@@ -133,14 +124,6 @@ class SubprocVecEnv(PoolVecEnv):
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], start_method: str | None = None, **pool_options: Any):
         super().__init__(as_list(env_fns), start_method=start_method, **{"backend": "processes", **pool_options})
-
-
-def vec_env(env: Any, num_envs: int | None = None, **pool_options: Any) -> PoolVecEnv:
-    """What `shoal.make(..., api="sb3")` calls."""
-    return PoolVecEnv(env, num_envs, **pool_options)
-
-
-# ---- wrappers ------------------------------------------------------------------------------------------------
 
 
 class VecFrameStack(TransformWrapper):
@@ -177,7 +160,7 @@ class VecNormalize(TransformWrapper):
     ):
         super().__init__(
             venv,
-            _Normalize(
+            _SB3Normalize(
                 training, norm_obs, norm_reward, clip_obs, clip_reward, gamma, epsilon, norm_obs_keys, ranks, sync_every
             ),
         )  # fmt: skip
@@ -186,7 +169,7 @@ class VecNormalize(TransformWrapper):
     def load(cls, load_path: str | os.PathLike[str], venv: Any) -> VecNormalize:
         """Wrap `venv` with the settings and statistics of a file."""
         new = cls.__new__(cls)
-        TransformWrapper.__init__(new, venv, _Normalize.load(load_path))
+        TransformWrapper.__init__(new, venv, _SB3Normalize.load(load_path))
         return new
 
     def save_running_average(self, path: str | os.PathLike[str]) -> None:
@@ -197,7 +180,7 @@ class VecNormalize(TransformWrapper):
                 write_statistics(os.path.join(path, f"{name}.npz"), content)
 
     def load_running_average(self, path: str | os.PathLike[str]) -> None:
-        """Go on with the statistics of a folder: of `save_running_average`, here or in Stable-Baselines 2."""
+        """Continue with the statistics that `save_running_average` wrote, here or in Stable-Baselines 2."""
         found = {}
         for name in ("obs_rms", "ret_rms"):
             files = [os.path.join(path, f"{name}.{ending}") for ending in ("npz", "pkl")]
@@ -208,7 +191,7 @@ class VecNormalize(TransformWrapper):
         self.transform.set_statistics(found["obs_rms"], found["ret_rms"])  # type: ignore[attr-defined]
 
     def set_venv(self, venv: Any) -> None:
-        """Wrap these envs: for one that was unpickled, which has none."""
+        """Wrap these envs. It is for a VecNormalize that was unpickled, which has none."""
         if self.__dict__.get("venv") is not None:
             raise ValueError("this VecNormalize has envs already: load its file, or make another, for others")
         try:
@@ -223,13 +206,13 @@ class VecNormalize(TransformWrapper):
         return {"transform": state}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        transform = _Normalize()
+        transform = _SB3Normalize()
         vars(transform).update(state["transform"])
         self.__dict__.update(transform=transform, venv=None)
 
 
 class VecCheckNan(TransformWrapper):
-    """Warns, or raises, at the first NaN or infinite value: which env, which part, which step, and whose fault."""
+    """Warns, or raises, at the first NaN or infinite value, and names the env, the part, the step and the cause."""
 
     def __init__(self, venv: Any, raise_exception: bool = False, warn_once: bool = True, check_inf: bool = True):
         super().__init__(venv, CheckNan(raise_exception, warn_once, check_inf))
@@ -267,7 +250,7 @@ class VecTransposeImage(TransformWrapper):
 
     @staticmethod
     def transpose_space(observation_space: Any, key: str = "") -> Space[Any]:
-        """The space of such images."""
+        """The space of transposed images."""
         return transposed_space(observation_space)
 
 
@@ -290,42 +273,22 @@ class VecVideoRecorder(TransformWrapper):
         super().__init__(venv, RecordVideo(video_folder, record_video_trigger, video_length, name_prefix))
 
 
-class VecExtractDictObs(TransformWrapper):
-    """One part of Dict observations instead of all of it."""
-
-    def __init__(self, venv: Any, key: str):
-        super().__init__(venv, ExtractDictObs(key))
-
-
-# ---- making them ---------------------------------------------------------------------------------------------
-
-
-class MonitoredEnv:
-    """Makes one env as SB3's make_vec_env does: with a Monitor, then the user's wrapper around it."""
-
-    def __init__(
-        self,
-        env_id: Any,
-        rank: int,
-        seed: int | None,
-        monitor_dir: str | None,
-        wrapper_class: Callable[..., Any] | None,
-        env_kwargs: Mapping[str, Any],
-        monitor_kwargs: Mapping[str, Any],
-        wrapper_kwargs: Mapping[str, Any],
-        run: str,
-    ):
-        self.env_id, self.rank, self.seed, self.monitor_dir = env_id, rank, seed, monitor_dir
-        self.wrapper_class, self.env_kwargs = wrapper_class, dict(env_kwargs)
-        self.monitor_kwargs, self.wrapper_kwargs = {"run": run, **monitor_kwargs}, dict(wrapper_kwargs)
-
-    def __call__(self) -> Any:
-        env = make_one(self.env_id, self.env_kwargs)
-        if self.seed is not None:
-            env.action_space.seed(self.seed + self.rank)
-        path = None if self.monitor_dir is None else os.path.join(self.monitor_dir, str(self.rank))
-        env = Monitor(env, path, **self.monitor_kwargs)
-        return env if self.wrapper_class is None else self.wrapper_class(env, **self.wrapper_kwargs)
+def _make_monitored(
+    env_id: Any,
+    rank: int,
+    seed: int | None,
+    monitor_dir: str | None,
+    env_kwargs: Mapping[str, Any],
+    monitor_kwargs: Mapping[str, Any],
+    wrap: Callable[[Any], Any] | None,
+) -> Any:
+    """Make one env as SB3's make_vec_env does: with a Monitor, then the user's wrapper around it."""
+    env = make_one(env_id, env_kwargs)
+    if seed is not None:
+        env.action_space.seed(seed + rank)
+    path = None if monitor_dir is None else os.path.join(monitor_dir, str(rank))
+    env = Monitor(env, path, **monitor_kwargs)
+    return env if wrap is None else wrap(env)
 
 
 def make_vec_env(
@@ -341,25 +304,23 @@ def make_vec_env(
     monitor_kwargs: Mapping[str, Any] | None = None,
     wrapper_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """As SB3's: monitored envs as one.
+    """Make many monitored envs as one VecEnv, as SB3's function of this name does.
 
     Args:
         env_id: an id, or a function or class that makes an env.
         seed: for the first reset: env i gets `seed + i`.
-        start_index: rank of the first env, for its seed's sake and its monitor file's name.
+        start_index: rank of the first env, which its seed and the name of its monitor file depend on.
         monitor_dir: folder for the monitor files; None writes none.
-        wrapper_class: put around each env, outside of its Monitor.
+        wrapper_class: a wrapper for each env, around its Monitor.
         vec_env_cls: DummyVecEnv (default), SubprocVecEnv, or any other that takes a list of functions.
     """
     check_maker(env_id)
-    run = uuid.uuid4().hex
+    monitoring = {"run": uuid.uuid4().hex, **(monitor_kwargs or {})}
+    wrap = wrapper_class and functools.partial(wrapper_class, **(wrapper_kwargs or {}))
     fns = [
-        MonitoredEnv(
-            env_id, start_index + i, seed, monitor_dir, wrapper_class, env_kwargs or {}, monitor_kwargs or {},
-            wrapper_kwargs or {}, run,
-        )
-        for i in range(n_envs)
-    ]  # fmt: skip
+        functools.partial(_make_monitored, env_id, rank, seed, monitor_dir, env_kwargs or {}, monitoring, wrap)
+        for rank in range(start_index, start_index + n_envs)
+    ]
     if monitor_dir is not None:
         os.makedirs(monitor_dir, exist_ok=True)
     envs = (vec_env_cls or DummyVecEnv)(fns, **(vec_env_kwargs or {}))

@@ -6,12 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# TF-Agents is written for Keras 2; TensorFlow asks here, once, which one it shall be.
+# TF-Agents is written for Keras 2. TensorFlow reads this variable when it is imported.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 try:
     from tf_agents.environments import py_environment
     from tf_agents.specs import array_spec
     from tf_agents.trajectories import time_step as ts
+    from tf_agents.utils import nest_utils
 except ImportError as error:
     from shoal.support.optional_dependencies import install
 
@@ -19,7 +20,7 @@ except ImportError as error:
 
 import numpy as np
 
-from shoal.dialects.time_steps import Parts, SpecMethods, TimeStepPool
+from shoal.dialects.time_steps import TimeStepFace
 from shoal.envs.functions import pickle_env_fns
 from shoal.envs.quick_time_steps import quicken, slow_down
 from shoal.envs.time_steps import has_specs
@@ -29,24 +30,21 @@ from shoal.support.checks import spread_seed
 __all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
 
 
-class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ignore[misc]
+class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ignore[misc]
     """Many envs as one batched PyEnvironment, for drivers, TFPyEnvironment and replay buffers.
 
     Args:
         env, num_envs: as for `shoal.Pool`: PyEnvironments, dm_env environments and Gymnasium envs, by a function that
-            makes one, a class, a Gymnasium id, or a list of such.
+            makes one, a class, a Gymnasium id, or a list of them.
         **pool_options: as for `shoal.Pool`.
 
-    Attributes:
-        pool: the pool below.
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         try:
-            self._steps = TimeStepPool(env, num_envs, _make_spec, pool_options)
+            self._open(env, num_envs, _make_spec, pool_options)
         except SpaceMismatch as error:
             raise ValueError(str(error)) from error  # as TF-Agents says it
-        self.pool = self._steps.pool
         self._seeds: list[int | None] | None = None
         super().__init__()
 
@@ -62,9 +60,9 @@ class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ign
 
     @property
     def envs(self) -> list[Any]:
-        """The envs: themselves where they live in this process, else stand-ins that ask the worker."""
+        """The envs of this process, and for each env of a worker a stand-in that asks the worker."""
         local = self.pool.local_envs if self.pool.plan.backend in ("serial", "hybrid") else []
-        found = [env.env if self._steps.foreign else env for env in local]
+        found = [env.env if self._all_have_specs else env for env in local]
         return found + [RemoteEnv(self.pool, i) for i in range(len(local), self.pool.num_envs)]
 
     def time_step_spec(self) -> ts.TimeStep:
@@ -74,10 +72,10 @@ class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ign
 
     def _reset(self) -> ts.TimeStep:
         seeds, self._seeds = self._seeds, None
-        return _time_step(self._steps.reset(seeds))
+        return ts.TimeStep(*self._first_step(seeds))
 
     def _step(self, action: Any) -> ts.TimeStep:
-        return _time_step(self._steps.step(action))
+        return ts.TimeStep(*self._next_step(action))
 
     def seed(self, seed: Any) -> list[Any]:
         """Seed the envs: an int gives env i `seed + i`, a list gives each its own.
@@ -85,16 +83,16 @@ class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ign
         PyEnvironments that can are seeded at once, Gymnasium envs at the next reset.
         """
         seeds = spread_seed(seed, np.arange(self.batch_size))
-        if not self._steps.foreign:
+        if not self._all_have_specs:
             self._seeds = seeds
             return [None] * len(seeds)
         return [self.pool.apply(_seed, one, env_ids=[i])[0] for i, one in enumerate(seeds)]
 
     def get_info(self) -> Any:
-        """What the envs say beside their last TimeStep: stacked for PyEnvironments, for others a tuple of dicts."""
-        if not self._steps.foreign:
-            return tuple(self._steps.infos.get(i, {}) for i in range(self.batch_size))
-        return _stacked(self.pool.call("get_info"))
+        """The infos of the last TimeStep: those of PyEnvironments stacked, those of other envs as a tuple of dicts."""
+        if not self._all_have_specs:
+            return tuple(self.infos.get(i, {}) for i in range(self.batch_size))
+        return nest_utils.stack_nested_arrays(self.pool.call("get_info"))
 
     def render(self, mode: str = "rgb_array") -> Any:
         """An image of each env, stacked."""
@@ -103,21 +101,17 @@ class PoolPyEnvironment(SpecMethods, py_environment.PyEnvironment):  # type: ign
         return np.stack(self.pool.render())
 
     def get_state(self) -> Any:
-        """All that `set_state` needs to go on from here, random generators included."""
-        return self.pool.snapshot(), self._current_time_step, self._steps.infos
+        """The state of all envs, their random generators included, for `set_state`."""
+        return self.pool.snapshot(), self._current_time_step, self.infos
 
     def set_state(self, state: Any) -> None:
-        """Go on from where `get_state` was called."""
+        """Continue from a state that `get_state` returned."""
         snapshot, time_step, infos = state
         self.pool.restore(snapshot)
-        self._current_time_step, self._steps.infos = time_step, infos
+        self._current_time_step, self.infos = time_step, infos
 
     def start(self) -> None:
-        """Nothing to do: the envs are there since construction."""
-
-    def close(self) -> None:
-        """Close all envs."""
-        self.pool.close()
+        """Does nothing: the envs were made by the constructor."""
 
 
 class BatchedPyEnvironment(PoolPyEnvironment):
@@ -126,9 +120,9 @@ class BatchedPyEnvironment(PoolPyEnvironment):
     Args:
         envs: PyEnvironments, made already or to be made by a function, or Gymnasium ids; or one function or id, with
             `num_envs` among the options.
-        multithreading: False steps them all in this thread, one after the other. True lets Shoal choose what is
-            fastest: worker processes get pickled copies of envs that are made already, and `envs` tells what became
-            of them. Give `backend="threads"` where they must share this process.
+        multithreading: False steps all envs in this thread, one after another. True lets Shoal choose the fastest
+            backend: worker processes get pickled copies of envs that are made already, and `envs` gives access to the
+            copies. Pass `backend="threads"` if the envs must stay in this process.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -151,9 +145,9 @@ class ParallelPyEnvironment(PoolPyEnvironment):
 
     Args:
         env_constructors: functions that make an env, or Gymnasium ids.
-        start_serially: accepted; workers always start together, and build their own envs one after the other.
-        blocking: step the envs one after the other: one worker has them all.
-        flatten: accepted; arrays always travel flat.
+        start_serially: accepted, and without effect: workers start together, and each makes its envs one by one.
+        blocking: step the envs one after another, in one worker.
+        flatten: accepted, and without effect: arrays are always sent flat.
         **pool_options: as for `shoal.Pool`.
     """
 
@@ -177,7 +171,7 @@ class ParallelPyEnvironment(PoolPyEnvironment):
 
 
 class RemoteEnv:
-    """Stands in for an env that lives in a worker: attributes are read there, methods are run there."""
+    """Stands for an env in a worker. Its attributes are read, and its methods run, in the worker."""
 
     def __init__(self, pool: Any, env_id: int):
         self._pool, self._env_id = pool, env_id
@@ -196,18 +190,18 @@ class RemoteEnv:
 
 
 class _Made:
-    """The env function of an env that is made already; in a worker process, of a copy of it."""
+    """Returns an env that is made already, or in a worker process a copy of it."""
 
     def __init__(self, env: Any, env_id: int):
         self.env = env
-        self.env_id = env_id  # a worker loads equal pickles only once, and two envs may be equal
+        self.env_id = env_id  # makes pickles differ: a worker loads equal ones only once, and two envs may be equal
 
     def __call__(self) -> Any:
         return self.env
 
 
 def _backend_for(envs: Any) -> str:
-    """Threads for envs that are made and cannot travel."""
+    """The backend for envs that are made already: "threads" if they cannot be pickled."""
     made = [env for env in envs if isinstance(env, _Made)] if isinstance(envs, list) else []
     try:
         pickle_env_fns(made)
@@ -224,23 +218,7 @@ def _seed(env: Any, seed: Any) -> Any:
     return env.env.seed(seed)
 
 
-def _stacked(values: Sequence[Any]) -> Any:
-    """Nested arrays of all envs, with the batch in front."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: _stacked([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_make"):
-        return first._make(_stacked(part) for part in zip(*values, strict=True))
-    if isinstance(first, tuple | list):
-        return type(first)(_stacked(part) for part in zip(*values, strict=True))
-    return np.stack(values)
-
-
-def _time_step(parts: Parts) -> ts.TimeStep:
-    return ts.TimeStep(*parts)
-
-
 def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # which TF-Agents gives no bounds
+    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # TF-Agents has no bounds for bools
         return array_spec.ArraySpec(shape, dtype, name)
     return array_spec.BoundedArraySpec(shape, dtype, minimum, maximum, name)

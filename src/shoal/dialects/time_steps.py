@@ -1,7 +1,7 @@
-"""What dm_env and TF-Agents have in common: a pool whose answers are batched TimeSteps, described by specs.
+"""What dm_env and TF-Agents have in common: a pool that answers with batched TimeSteps, and describes them by specs.
 
-Both libraries keep step type, reward, discount and observation in this order, and both go on after the last step of an
-episode with the first of the next, for which the action is ignored: the pool's own "next_step".
+Both libraries keep step type, reward, discount and observation in this order. In both, the last step of an episode is
+followed by the first of the next, which ignores its action: the pool's own "next_step".
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
+from shoal.dialects.base import PoolFace, open_pool
 from shoal.envs.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
 from shoal.errors import BadEnv
 from shoal.memory.answers import Ready
-from shoal.options import refuse_unknown_options
-from shoal.pool import Pool
+from shoal.spaces.leaves import Kind, assemble, flatten
 
-__all__ = ["MakeSpec", "Parts", "SpecMethods", "Specs", "TimeStepPool", "spec_of"]
+__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepFace", "spec_of"]
 
 Array = npt.NDArray[Any]
+Parts = tuple[Array, Array, Array, Any]  # a batched TimeStep: step type, reward, discount, observation
 MakeSpec = Callable[[Any, Any, Any, Any, str], Any]  # (shape, type, minimum, maximum, name) -> a library's own spec
 
 
 class Specs(NamedTuple):
-    """What one env says about itself; `observation` and `action` may be nested."""
+    """The specs of one env; `observation` and `action` may be nested."""
 
     observation: Any
     action: Any
@@ -34,74 +35,46 @@ class Specs(NamedTuple):
     discount: Any
 
 
-class Parts(NamedTuple):
-    """A batched TimeStep, as both libraries have it."""
-
-    step_type: Array
-    reward: Array
-    discount: Array
-    observation: Any
-
-
-class TimeStepPool:
-    """A pool that answers with batched TimeSteps.
-
-    Args:
-        env, num_envs: as for `shoal.Pool`.
-        make_spec: makes a spec of the library's own.
-        partial: whether a TimeStep may have rows of some envs only.
-        **pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
+class TimeStepFace(PoolFace):
+    """A pool that answers with batched TimeSteps. `_open` must be called first.
 
     Attributes:
-        specs: of one env, without the batch dimension.
-        infos: of the last answer, as far as they are not empty, by env.
+        infos: those that came with the last TimeStep and are not empty, by env.
     """
 
-    def __init__(
+    def _open(
         self,
         env: Any,
         num_envs: int | None,
         make_spec: MakeSpec,
         pool_options: dict[str, Any],
         partial: bool = False,
-    ):
-        refuse_unknown_options(pool_options)
-        if pool_options.setdefault("autoreset", "next_step") != "next_step":
-            raise ValueError(
-                'autoreset: TimeSteps know only "next_step": the last step of an episode is followed by the first of '
-                "the next"
-            )
-        pool_options.setdefault("check_actions", "discrete")
-        pool_options.setdefault("copy", True)
-        self.pool = Pool(env, num_envs, **pool_options)
-        if not partial and self.pool.batch_size != self.pool.num_envs:
-            self.pool.close()
-            raise ValueError(
-                "batch_size: a TimeStep has a row for each env; for the first that are ready use shoal.Pool"
-            )
+    ) -> None:
+        """Make the pool, and find out the specs.
+
+        Args:
+            env, num_envs, pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
+            make_spec: makes a spec of the library's own.
+            partial: whether a TimeStep may have rows of some envs only.
+        """
+        self.pool = open_pool(env, num_envs, pool_options, "an env with TimeSteps", "next_step", partial)
         self.infos: dict[int, dict[str, Any]] = {}
         try:
-            self.specs = self._agree(make_spec)
+            self._specs = specs = self._agree(make_spec)
         except BaseException:
             self.pool.close()
             raise
-        self._reward_type, self._discount_type = (np.dtype(self.specs[i].dtype) for i in (2, 3))
-        self._bools = "b" in {np.dtype(leaf.dtype).kind for leaf in _leaves(self.specs.action)}
-        self._plain = is_leaf(self.specs.observation)
-        plain_type = np.dtype(self.specs.observation.dtype) if self._plain else None
-        self._as_it_is = self._plain and self.pool.single_observation_space.dtype == plain_type
-
-    @property
-    def foreign(self) -> bool:
-        """Whether all envs have specs of their own, rather than spaces."""
-        return self._foreign
+        self._reward_type, self._discount_type = np.dtype(specs.reward.dtype), np.dtype(specs.discount.dtype)
+        self._bools = "b" in {np.dtype(leaf.dtype).kind for leaf in _leaves(specs.action)}
+        obs_type = self.pool.single_observation_space.dtype
+        self._same_type = is_leaf(specs.observation) and obs_type == np.dtype(specs.observation.dtype)
 
     def _agree(self, make_spec: MakeSpec) -> Specs:
-        """The specs of the first env. Raises ValueError where another env's differ."""
+        """The specs of the first env. Raises ValueError if those of another env differ."""
         found = self.pool.apply(_specs_of)
         self._has_specs = [specs is not None for specs in found]
         own = [specs for specs in found if specs is not None]
-        self._foreign = len(own) == len(found)
+        self._all_have_specs = len(own) == len(found)
         for env_id, specs in enumerate(found):
             if specs is not None and specs != own[0]:
                 raise ValueError(f"env {env_id} has the specs {specs}, and the first has {own[0]}: they must be equal")
@@ -118,26 +91,22 @@ class TimeStepPool:
             for spec, other in zip(own[0], derived, strict=True)
         ))  # fmt: skip
 
-    # ---- stepping ----------------------------------------------------------------------------------------------
-
-    def reset(self, seed: Any = None) -> Parts:
+    def _first_step(self, seed: Any = None) -> Parts:
         """Begin a new episode in every env."""
         batch = self.pool.reset(seed=seed)
         self.infos = batch.info
         count = self.pool.num_envs
-        return Parts(
-            np.full(count, FIRST, np.int32), np.zeros(count, self._reward_type), np.ones(count, self._discount_type),
-            self._restored(batch.obs),
-        )  # fmt: skip
+        step_type, reward = np.full(count, FIRST, np.int32), np.zeros(count, self._reward_type)
+        return step_type, reward, np.ones(count, self._discount_type), self._typed(batch.obs)
 
-    def step(self, actions: Any) -> Parts:
+    def _next_step(self, actions: Any) -> Parts:
         """Step every env, and begin a new episode where the last answer ended one."""
         if self._bools:  # spaces have no arrays of bool
-            actions = map_spec(_as_int, self.specs.action, actions)
-        return self.read(self.pool.exchange(actions))
+            actions = map_spec(_as_int, self._specs.action, actions)
+        return self._read_step(self.pool.exchange(actions))
 
-    def read(self, ready: Ready) -> Parts:
-        """What the pool has answered."""
+    def _read_step(self, ready: Ready) -> Parts:
+        """The answer of these envs as a batched TimeStep."""
         data = self.pool.data
         obs, reward, terminated, truncated = data.take_step(ready)
         step_type = np.full(len(reward), MID, np.int32)
@@ -148,33 +117,31 @@ class TimeStepPool:
         for env_id, info in ready.infos.items():
             if "discount" in info and self._has_specs[env_id]:
                 discount[ready.ids == env_id] = info["discount"]
-        return Parts(step_type, reward.astype(self._reward_type, copy=False), discount, self._restored(obs))
+        return step_type, reward.astype(self._reward_type, copy=False), discount, self._typed(obs)
 
-    def _restored(self, obs: Any) -> Any:
-        """The observation nested and typed as the spec says, where spaces have no word for that."""
-        return obs if self._as_it_is else map_spec(_typed, self.specs.observation, obs)
-
-
-class SpecMethods:
-    """The specs of one env, for a face that has its TimeStepPool as `_steps`."""
-
-    _steps: TimeStepPool
+    def _typed(self, obs: Any) -> Any:
+        """The observation nested and typed as the spec says, if spaces cannot express that."""
+        if self._same_type:
+            return obs
+        return map_spec(
+            lambda leaf, value: np.asarray(value).astype(leaf.dtype, copy=False), self._specs.observation, obs
+        )
 
     def observation_spec(self) -> Any:
         """Of one env."""
-        return self._steps.specs.observation
+        return self._specs.observation
 
     def action_spec(self) -> Any:
         """Of one env."""
-        return self._steps.specs.action
+        return self._specs.action
 
     def reward_spec(self) -> Any:
         """Of one env."""
-        return self._steps.specs.reward
+        return self._specs.reward
 
     def discount_spec(self) -> Any:
         """Of one env."""
-        return self._steps.specs.discount
+        return self._specs.discount
 
 
 def _leaves(spec: Any) -> list[Any]:
@@ -188,12 +155,8 @@ def _as_int(spec: Any, value: Any) -> Any:
     return array.astype(np.int8) if array.dtype.kind == "b" else array
 
 
-def _typed(spec: Any, value: Any) -> Any:
-    return np.asarray(value).astype(spec.dtype, copy=False)
-
-
 def _specs_of(env: Any) -> Specs | None:
-    """Where the env lives: its own specs, None for an env that has spaces."""
+    """In the worker: the env's own specs; None for an env that has spaces."""
     if not isinstance(env, TimeStepEnv):
         return None
     own = env.env
@@ -205,23 +168,23 @@ def _specs_of(env: Any) -> Specs | None:
 
 
 def _translated(leaf: Any, make_spec: MakeSpec) -> Any:
-    """A spec in the words of the library that asks."""
+    """A spec as one of the library that asks."""
     low, high = getattr(leaf, "minimum", None), getattr(leaf, "maximum", None)
     return make_spec(tuple(leaf.shape), np.dtype(leaf.dtype), low, high, getattr(leaf, "name", None) or "")
 
 
 def spec_of(space: Space[Any], make_spec: MakeSpec, name: str) -> Any:
-    """The spec of a Gymnasium space."""
-    if isinstance(space, spaces.Dict):
-        return {key: spec_of(part, make_spec, str(key)) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(spec_of(part, make_spec, f"{name}_{i}") for i, part in enumerate(space.spaces))
-    if isinstance(space, spaces.Box):
-        return make_spec(space.shape, space.dtype, space.low, space.high, name)
-    if isinstance(space, spaces.Discrete):
-        return make_spec((), space.dtype, int(space.start), int(space.start) + int(space.n) - 1, name)
-    if isinstance(space, spaces.MultiDiscrete):
-        return make_spec(space.shape, space.dtype, space.start, space.start + space.nvec - 1, name)
-    if isinstance(space, spaces.MultiBinary):
-        return make_spec(space.shape, space.dtype, 0, 1, name)
-    raise BadEnv(f"the {name} space {space} has no spec: TimeSteps hold numbers only; leave it out by a wrapper")
+    """The spec of a Gymnasium space. A part of a Dict is named by its key, a part of a Tuple by its place."""
+    specs = []
+    for leaf in flatten(space):
+        if leaf.kind is not Kind.ARRAY:
+            raise BadEnv(
+                f"the {name} space {space} has no spec: TimeSteps hold numbers only, and {name}{leaf.name} is a "
+                f"{leaf.kind.value}; leave it out by a wrapper"
+            )
+        part, inside = name, space
+        for key in leaf.path:
+            part = str(key) if isinstance(inside, spaces.Dict) else f"{part}_{key}"
+            inside = inside[key]  # type: ignore[index]
+        specs.append(make_spec(leaf.shape, leaf.dtype, leaf.low, leaf.high, part))
+    return assemble(space, specs)

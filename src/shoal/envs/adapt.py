@@ -1,4 +1,4 @@
-"""Makes an env of any library that Shoal knows look like Gymnasium's, or like an env with several lanes."""
+"""Turns an env of any library that Shoal knows into a Gymnasium env, or into one with several lanes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["adapt"]
 
 
 def adapt(env: Any) -> Any:
-    """The env itself, one that makes it look like Gymnasium's, or one that has a lane for each row or agent."""
+    """The env itself if it is Gymnasium's, else a Gymnasium env around it, or one with a lane for each row or agent."""
     if is_group(env):
         return env
     if has_specs(env):

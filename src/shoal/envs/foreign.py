@@ -1,4 +1,4 @@
-"""What an env of another library has in common with others of its kind once it is a Gymnasium env."""
+"""The base class of the Gymnasium envs that stand for an env of another library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ForeignEnv"]
 
 
 class ForeignEnv(gymnasium.Env[Any, Any]):
-    """An env of another library as a Gymnasium env. Everything else than Gymnasium's API is reached through, by name.
+    """An env of another library as a Gymnasium env. Attributes that Gymnasium's API does not have are the env's own.
 
     Attributes:
         env: the env itself.
@@ -25,21 +25,21 @@ class ForeignEnv(gymnasium.Env[Any, Any]):
         return getattr(self.env, "unwrapped", self.env)
 
     def close(self) -> None:
-        """Close it, if it can be."""
+        """Close the env, if it has a method for that."""
         if hasattr(self.env, "close"):
             self.env.close()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # not there yet: this object is being unpickled
+        if name == "env" or name.startswith("__"):  # while this object is unpickled, `env` is not there yet
             raise AttributeError(name)
         return getattr(self.env, name)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Whether it, or the env in it, has this attribute."""
+        """Whether this object or the env in it has an attribute."""
         return hasattr(self, name)
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """An attribute of it, or of the env in it."""
+        """An attribute of this object or of the env in it."""
         return getattr(self, name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:

@@ -1,8 +1,12 @@
-"""Turns what a user calls an env (id, spec, class, function, list of functions) into a list of env functions."""
+"""Turns what a user calls an env (an id, a spec, a class, a function, or a list of them) into functions that make one.
+
+An env function takes no arguments and returns a new env. Worker processes get it pickled, and call it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +16,20 @@ import cloudpickle
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, registry
 
+from shoal.envs.adapt import adapt
 from shoal.errors import BadEnv
 
-__all__ = ["EnvFn", "as_env_fns", "find_spec", "install_registry", "pickle_env_fns", "registry_additions"]
+__all__ = [
+    "EnvFn", "FromSpec", "as_env_fns", "find_spec", "install_registry", "pickle_env_fns", "registry_additions",
+    "with_time_limit",
+]  # fmt: skip
 
 EnvFn = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class FromSpec:
-    """Builds an env from its registered spec, which travels whole: a worker need not have registered the id."""
+    """Makes an env from its registered spec. The spec is pickled whole, so a worker need not have registered the id."""
 
     spec: EnvSpec
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -30,38 +38,26 @@ class FromSpec:
         return gymnasium.make(self.spec, **self.kwargs)
 
 
-@dataclass(frozen=True)
-class FromCallable:
-    """Builds an env by a user's function with fixed keyword arguments."""
-
-    function: Callable[..., Any]
-    kwargs: Mapping[str, Any]
-
-    def __call__(self) -> Any:
-        return self.function(**self.kwargs)
-
-
 def as_env_fns(env: Any, num_envs: int | None, env_kwargs: Mapping[str, Any] | None = None) -> list[EnvFn]:
-    """A list of functions that build one env each.
+    """A list of env functions, one for each env.
+
+    Args:
+        env: an id, a spec, a class or function that makes an env, or a list of them.
+        num_envs: how many envs; None for as many as the list has, or for one.
+        env_kwargs: keyword arguments for the constructor.
 
     Raises:
-        BadEnv: if it is none of the things that can be made into envs, or the numbers do not match.
+        BadEnv: `env` is none of these, or `num_envs` does not fit it.
     """
     kwargs = dict(env_kwargs or {})
-    if isinstance(env, Sequence) and not isinstance(env, str):
-        return _from_list(env, num_envs, kwargs)
-    count = 1 if num_envs is None else num_envs
-    if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
-        raise BadEnv(f"num_envs must be a whole number of at least 1, found {num_envs!r}")
-    return [_single(env, kwargs)] * int(count)
-
-
-def _from_list(env: Sequence[Any], num_envs: int | None, kwargs: dict[str, Any]) -> list[EnvFn]:
+    is_whole = num_envs is None or (hasattr(num_envs, "__index__") and not isinstance(num_envs, bool))
+    if not isinstance(env, Sequence) or isinstance(env, str):
+        if not is_whole or (num_envs is not None and num_envs < 1):
+            raise BadEnv(f"num_envs must be a whole number of at least 1, found {num_envs!r}")
+        return [_single(env, kwargs)] * (1 if num_envs is None else int(num_envs))
     if len(env) == 0:
         raise BadEnv("the list of env functions is empty: at least one env is needed")
-    if num_envs is not None and (
-        isinstance(num_envs, bool) or not hasattr(num_envs, "__index__") or num_envs != len(env)
-    ):
+    if not is_whole or num_envs not in (None, len(env)):
         raise BadEnv(f"num_envs is {num_envs!r}, and {len(env)} env functions were given: leave num_envs out")
     fns = []
     for i, item in enumerate(env):
@@ -87,10 +83,10 @@ def _single(env: Any, kwargs: dict[str, Any]) -> EnvFn:
             f"{env!r} is an env already made; a pool makes its own, so pass a function that makes one, "
             f"such as `lambda: MyEnv()`{functional}"
         )
-    if isinstance(env, type) and hasattr(env, "__shoal_env__"):  # a class that says by itself how an env is made of it
+    if isinstance(env, type) and hasattr(env, "__shoal_env__"):  # the class itself says how to make an env of it
         env = env.__shoal_env__
     if callable(env):
-        return FromCallable(env, kwargs) if kwargs else env
+        return functools.partial(env, **kwargs) if kwargs else env
     raise BadEnv(f"expected an env id, a spec, or a function that makes an env, found {type(env).__name__}: {env!r}")
 
 
@@ -102,11 +98,22 @@ def find_spec(env_id: str) -> EnvSpec:
     return gymnasium.spec(name)
 
 
+def with_time_limit(env_fn: EnvFn, steps: int) -> EnvFn:
+    """An env function with another time limit than the env's own."""
+    if isinstance(env_fn, FromSpec):
+        return FromSpec(env_fn.spec, {**env_fn.kwargs, "max_episode_steps": steps})
+    return functools.partial(_make_limited, env_fn, steps)
+
+
+def _make_limited(env_fn: EnvFn, steps: int) -> Any:
+    return gymnasium.wrappers.TimeLimit(adapt(env_fn()), steps)
+
+
 def pickle_env_fns(env_fns: Sequence[EnvFn], first: int = 0) -> list[bytes]:
-    """Each function pickled once, also if it stands in many places; `first` is the id of the first env.
+    """Pickle each function. One that is there many times is pickled once; `first` is the id of the first env.
 
     Raises:
-        BadEnv: naming the first index that cannot be pickled, and the variable in it that is to blame.
+        BadEnv: a function cannot be pickled. The message names its env, and the variable in it that is to blame.
     """
     done: dict[int, bytes] = {}
     for i, env_fn in enumerate(env_fns):
@@ -123,8 +130,8 @@ def pickle_env_fns(env_fns: Sequence[EnvFn], first: int = 0) -> list[bytes]:
 
 
 def _culprit(env_fn: Any) -> str:
-    """Which captured variable or attribute refuses to be pickled, in words for the message."""
-    inner = env_fn.function if isinstance(env_fn, FromCallable) else env_fn
+    """Which captured variable, attribute or argument cannot be pickled, in words for the message."""
+    inner = env_fn.func if isinstance(env_fn, functools.partial) else env_fn
     parts: dict[str, Any] = dict(getattr(inner, "__dict__", {}))
     closure = getattr(inner, "__closure__", None)
     for name, cell in zip(inner.__code__.co_freevars, closure, strict=True) if closure else ():
@@ -139,15 +146,13 @@ def _culprit(env_fn: Any) -> str:
         elif isinstance(value, tuple):
             parts |= {f"argument {i}": v for i, v in enumerate(value)}
     for name, value in parts.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:
+        if not _can_be_pickled(value):
             return f"its {name!r}, a {type(value).__name__}, cannot be pickled "
     return ""
 
 
 def registry_additions() -> bytes | None:
-    """The envs that this process registered beyond Gymnasium's own, so that `gymnasium.make` finds them in workers."""
+    """The envs that this process registered beyond Gymnasium's own, pickled, so that workers can make them by id."""
     added = {
         name: spec
         for name, spec in registry.items()
@@ -158,19 +163,16 @@ def registry_additions() -> bytes | None:
         return None
     try:
         return cloudpickle.dumps(added)  # type: ignore[no-any-return]
+    except Exception:  # leave out those that cannot be pickled: if a worker makes one, `gymnasium.make` says so
+        return cloudpickle.dumps({n: s for n, s in added.items() if _can_be_pickled(s)})  # type: ignore[no-any-return]
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
     except Exception:
-        return cloudpickle.dumps(_picklable(added))  # type: ignore[no-any-return]
-
-
-def _picklable(specs: dict[str, EnvSpec]) -> dict[str, EnvSpec]:
-    kept = {}
-    for name, spec in specs.items():
-        try:
-            cloudpickle.dumps(spec)
-        except Exception:
-            continue  # an env that cannot travel is no fault unless somebody makes it; then `make` says so
-        kept[name] = spec
-    return kept
+        return False
+    return True
 
 
 def install_registry(data: bytes | None) -> None:

@@ -1,6 +1,7 @@
-"""Envs of the old `gym` made modern: four values from step, a bare observation from reset, `seed` as a method.
+"""Turns envs of the old `gym` into Gymnasium envs.
 
-Nothing of `gym` is imported: an env is old by what it looks like, and its spaces are read by the names of their types.
+An old env returns four values from step and a bare observation from reset, and has a method `seed`. `gym` itself is not
+imported: an env is recognized by its methods, and a space by the name of its type.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ __all__ = ["OldGymEnv", "is_old", "modern_space"]
 
 
 def is_old(env: Any) -> bool:
-    """Whether an env is written for the old `gym`: its spaces are, or its reset knows of no seed."""
+    """Whether an env is written for the old `gym`: its spaces come from there, or its reset takes no seed."""
     if isinstance(env, gymnasium.Env) or not all(hasattr(env, name) for name in ("step", "reset", "action_space")):
         return False
     given = [getattr(env, name, None) for name in ("observation_space", "action_space")]
     if any(space is not None and not isinstance(space, Space) for space in given):
         return True
     try:
-        parameters = inspect.signature(env.reset).parameters
+        return "seed" not in _reset_takes(env)
     except (TypeError, ValueError):
         return False
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return not anything and "seed" not in parameters
+
+
+def _reset_takes(env: Any) -> set[str]:
+    """Which of "seed" and "options" the env's reset takes."""
+    parameters = inspect.signature(env.reset).parameters
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name for name in ("seed", "options") if everything or name in parameters}
 
 
 def modern_space(space: Any) -> Space[Any]:
-    """Gymnasium's counterpart of a space of the old `gym`.
+    """The Gymnasium space that equals a space of the old `gym`.
 
     Raises:
         BadEnv: there is none.
@@ -69,18 +75,16 @@ class OldGymEnv(ForeignEnv):
         self.observation_space = modern_space(env.observation_space)
         self.action_space = modern_space(env.action_space)
         self.metadata = dict(getattr(env, "metadata", None) or {})
-        modes = self.metadata.pop("render.modes", None)  # as it was called until 0.22
+        modes = self.metadata.pop("render.modes", None)  # its name until gym 0.22
         if modes is not None:
             self.metadata.setdefault("render_modes", list(modes))
         self.render_mode = getattr(env, "render_mode", None)
         if self.render_mode is None and "rgb_array" in self.metadata.get("render_modes", ()):
             self.render_mode = "rgb_array"
-        accepted = inspect.signature(env.reset).parameters
-        everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-        self._takes = {name for name in ("seed", "options") if everything or name in accepted}
+        self._takes = _reset_takes(env)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Its observation, with an info."""
+        """Begin an episode: its first observation, and an info."""
         given: dict[str, Any] = {"seed": seed, "options": options}
         arguments = {name: value for name, value in given.items() if name in self._takes and value is not None}
         if seed is not None and "seed" not in self._takes and hasattr(self.env, "seed"):
@@ -89,7 +93,7 @@ class OldGymEnv(ForeignEnv):
         return result if _is_pair(result) else (result, {})
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Five values from four."""
+        """Step the env, and turn its four values into Gymnasium's five."""
         result = self.env.step(action)
         if not isinstance(result, tuple) or len(result) not in (4, 5):
             raise TypeError(f"step must return (obs, reward, done, info), got {result!r:.200}")
@@ -100,12 +104,12 @@ class OldGymEnv(ForeignEnv):
         return observation, reward, bool(done) and not cut, bool(done) and cut, info
 
     def render(self) -> Any:
-        """An image where the env can make one."""
+        """An image, if the env can make one."""
         if "mode" in inspect.signature(self.env.render).parameters:
             return self.env.render(mode=self.render_mode or "human")
         return self.env.render()
 
 
 def _is_pair(result: Any) -> bool:
-    """Whether reset has returned (observation, info), as since 0.26. A pair of anything else is an observation."""
+    """Whether reset returned (observation, info), as it does since gym 0.26. Any other pair is an observation."""
     return isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)

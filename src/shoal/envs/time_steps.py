@@ -1,9 +1,9 @@
-"""Envs that answer with TimeSteps and describe themselves by specs, those of dm_env and TF-Agents, as Gymnasium envs.
+"""Envs of dm_env and TF-Agents, which answer with TimeSteps and describe themselves by specs, as Gymnasium envs.
 
-Neither library is imported: such an env is known by its specs, and a spec by its shape, type and bounds.
+Neither library is imported: such an env is recognized by its specs, and a spec has a shape, a type and maybe bounds.
 
-LAST with a discount of 0 is `terminated`, LAST with any other is `truncated`. A discount that this does not tell (one
-in the middle of an episode that is not 1, one at its end that is neither 0 nor 1) is in the info, as "discount".
+LAST with a discount of 0 becomes `terminated`, LAST with any other becomes `truncated`. A discount that these flags do
+not express (within an episode one other than 1, at its end one other than 0 and 1) is in the info, as "discount".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.errors import BadEnv
 __all__ = ["FIRST", "LAST", "MID", "TimeStepEnv", "has_specs", "map_spec", "space_of"]
 
 FIRST, MID, LAST = 0, 1, 2
-MOST_CHOICES = 1 << 20  # a number with more values than this is no choice between them
+MOST_CHOICES = 1 << 20  # a whole number with more values than this becomes a Box, not a Discrete
 
 
 def has_specs(env: Any) -> bool:
@@ -33,13 +33,15 @@ def has_specs(env: Any) -> bool:
 
 
 def is_leaf(spec: Any) -> bool:
-    """Whether it describes one array."""
+    """Whether a spec describes one array."""
     return hasattr(spec, "shape") and hasattr(spec, "dtype")
 
 
 def map_spec(function: Callable[..., Any], spec: Any, *values: Any) -> Any:
-    """What `function(leaf, *values)` makes of each array of a nested spec, nested like it. Values are reached by the
-    same keys and indices."""
+    """Call `function(leaf, *values)` for each array of a nested spec; the results are nested like the spec.
+
+    The values are nested in the same way, and each call gets the parts with the same keys and indices.
+    """
     if is_leaf(spec):
         return function(spec, *values)
     if isinstance(spec, Mapping):
@@ -58,13 +60,15 @@ def space_of(spec: Any) -> Space[Any]:
     Raises:
         BadEnv: there is none.
     """
-    if is_leaf(spec):
-        return _leaf_space(spec)
-    if isinstance(spec, Mapping):
-        return spaces.Dict({key: space_of(part) for key, part in spec.items()})
-    if isinstance(spec, tuple | list):
-        return spaces.Tuple([space_of(part) for part in spec])
-    raise BadEnv(f"expected a spec with a shape and a type, or a dict, tuple or list of such, found {spec!r:.200}")
+    return _as_space(map_spec(_leaf_space, spec))
+
+
+def _as_space(parts: Any) -> Space[Any]:
+    if isinstance(parts, Space):
+        return parts
+    if isinstance(parts, Mapping):
+        return spaces.Dict({key: _as_space(part) for key, part in parts.items()})
+    return spaces.Tuple([_as_space(part) for part in parts])
 
 
 def _leaf_space(spec: Any) -> Space[Any]:
@@ -87,14 +91,14 @@ def _leaf_space(spec: Any) -> Space[Any]:
 class TimeStepEnv(ForeignEnv):
     """A dm_env environment or a PyEnvironment of TF-Agents as a Gymnasium env.
 
-    A seed for reset goes to the env's own `seed` method, if it has one that does something.
+    A seed for reset goes to the env's own `seed` method, if it has one.
     """
 
     def __init__(self, env: Any):
         super().__init__(env)
         if getattr(env, "batched", False):
             raise BadEnv(f"{env!r} is batched already: return single envs")
-        quicken()  # where the env lives
+        quicken()  # in the process where the env lives
         self._action_spec = env.action_spec()
         self._one_action = is_leaf(self._action_spec)
         self._action_type = np.dtype(self._action_spec.dtype).type if self._one_action else None
@@ -110,9 +114,9 @@ class TimeStepEnv(ForeignEnv):
         self.render_mode = "rgb_array"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Its first observation."""
+        """Begin an episode: its first observation, and an empty info."""
         if seed is not None and callable(getattr(self.env, "seed", None)):
-            with contextlib.suppress(NotImplementedError):  # as TF-Agents says it of envs that have no use for one
+            with contextlib.suppress(NotImplementedError):  # TF-Agents raises it for envs that take no seed
                 self.env.seed(seed)
         result = self.env.reset()
         if not hasattr(result, "step_type"):
@@ -120,7 +124,7 @@ class TimeStepEnv(ForeignEnv):
         return result.observation, {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Five values from a TimeStep."""
+        """Step the env, and turn its TimeStep into Gymnasium's five values."""
         if self._is_scalar:
             action = self._action_type(action)  # type: ignore[misc]
         elif self._casts:
@@ -141,7 +145,7 @@ class TimeStepEnv(ForeignEnv):
         raise ValueError("step returned the first TimeStep of an episode: only reset may begin one")
 
     def render(self) -> Any:
-        """An image, where the env can make one."""
+        """An image of the env. Raises NotImplementedError if it cannot make one."""
         if hasattr(self.env, "render"):
             return self.env.render()
         if hasattr(self.env, "physics"):  # as envs of dm_control have it
@@ -149,23 +153,23 @@ class TimeStepEnv(ForeignEnv):
         raise NotImplementedError(f"{self.env!r} cannot be rendered")
 
     def get_state(self) -> Any:
-        """The env's own, and what PyEnvironments keep beside it: the last TimeStep of each layer."""
+        """The env's own state, and of a PyEnvironment also the last TimeStep, which each of its layers keeps."""
         try:
             own = self.env.get_state()
-        except AttributeError as error:  # it has none, or one that does not work
+        except AttributeError as error:  # there is no such method, or it does not work
             raise NotImplementedError(str(error)) from error
         kept = [layer._current_time_step for layer in self._layers()]
         return {"own": own, "time_steps": [None if step is None else list(step) for step in kept]}
 
     def set_state(self, state: Any) -> None:
-        """Go on from what `get_state` has returned."""
+        """Continue from a state that `get_state` returned."""
         self.env.set_state(state["own"])
         for layer, parts in zip(self._layers(), state["time_steps"], strict=True):
             make = sys.modules["tf_agents.trajectories.time_step"].TimeStep
             layer._current_time_step = None if parts is None else make(*parts)
 
     def _layers(self) -> list[Any]:
-        """A PyEnvironment and what it wraps; of other envs, nothing."""
+        """A PyEnvironment and those that it wraps; an empty list for other envs."""
         found, layer = [], self.env
         while "_current_time_step" in getattr(layer, "__dict__", {}):
             found.append(layer)

@@ -1,4 +1,4 @@
-"""Looks through the wrappers around one env. These functions run where the env is."""
+"""Finds attributes and classes in the wrappers around one env. These functions run in the process of the env."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["call_method", "get_attr", "has_attr", "is_wrapped", "name_of"]
 
 
 def get_attr(env: Any, name: str) -> Any:
-    """An attribute of the outermost layer that has it."""
+    """The attribute of the outermost layer (wrapper or env) that has it."""
     return env.get_wrapper_attr(name) if hasattr(env, "get_wrapper_attr") else getattr(env, name)
 
 
 def has_attr(env: Any, name: str) -> bool:
-    """Whether any layer has it."""
+    """Whether any layer has the attribute."""
     try:
         get_attr(env, name)
     except AttributeError:
@@ -29,14 +29,14 @@ def call_method(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def name_of(wrapper_class: type) -> str:
-    """What a class is called. Classes travel by name: a worker need not import what none of its envs has."""
+    """The full name of a class. It is sent by name, so that a worker need not import a class that no env of it has."""
     if not isinstance(wrapper_class, type):
         raise TypeError(f"expected a class, found {wrapper_class!r}")
     return f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"
 
 
 def is_wrapped(env: Any, name: str) -> bool:
-    """Whether one of the wrappers around an env is of the class of this name, or passes for it."""
+    """Whether one of the wrappers around an env is of the class of this name, or has it among its `also_known_as`."""
     layer = env
     while isinstance(layer, gymnasium.Wrapper):
         for cls in type(layer).__mro__:

@@ -1,4 +1,4 @@
-"""Carries exceptions and objects from where an env runs to the caller, also those that refuse to be pickled."""
+"""Packs exceptions and objects in a worker for the caller, also exceptions that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PackedError", "dumps", "pack_error"]
 
 
 def dumps(message: Any) -> bytes:
-    """Pickle fast where possible, and by value where the class exists only over there (a script's own classes)."""
+    """Pickle by the fast standard module, or, for classes that only this process has, by value with cloudpickle."""
     try:
         return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -24,7 +24,7 @@ def dumps(message: Any) -> bytes:
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception on its way: the parts that could be pickled, and its text in any case."""
+    """An exception as a worker sends it: the parts that could be pickled, and in any case its text."""
 
     exception: bytes | None
     exception_type: bytes | None
@@ -33,32 +33,26 @@ class PackedError:
     during: str
 
     def unpack(self, env_id: int, worker: int, hint: str = "") -> EnvError:
-        """The error to raise at the caller's."""
+        """The error for the caller to raise."""
         original = _loads(self.exception)
         original_type = type(original) if original is not None else _loads(self.exception_type)
         error = env_error(
-            original_type,
-            original,
-            env_id=env_id,
-            worker=worker,
-            during=self.during,
-            summary=self.summary,
-            remote_traceback=self.traceback,
-            hint=hint,
-        )
+            original_type, original, env_id=env_id, worker=worker, during=self.during, summary=self.summary,
+            remote_traceback=self.traceback, hint=hint,
+        )  # fmt: skip
         vars(error)["packed"] = self
         return error
 
 
 def pack_error(error: BaseException, during: str) -> PackedError:
-    """Take an exception apart. Call it where the exception was caught: the traceback is formatted here."""
+    """Pack an exception. Call this where it was caught: the traceback is formatted here."""
     summary = "".join(traceback.format_exception_only(type(error), error)).strip()
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return PackedError(_dumps_checked(error), _dumps_checked(type(error)), summary, text, during)
 
 
 def _dumps_checked(value: Any) -> bytes | None:
-    """Pickled, if it also loads again: many exceptions with several arguments pickle well and load badly."""
+    """Pickle a value; None if it does not load again, as many exceptions with several arguments do not."""
     try:
         data: bytes = cloudpickle.dumps(value)
         cloudpickle.loads(data)
@@ -68,9 +62,7 @@ def _dumps_checked(value: Any) -> bytes | None:
 
 
 def _loads(data: bytes | None) -> Any:
-    if data is None:
-        return None
     try:
-        return cloudpickle.loads(data)
+        return None if data is None else cloudpickle.loads(data)
     except Exception:
         return None

@@ -1,6 +1,6 @@
-"""What a Gymnasium space is to Shoal: a flat list of leaves, and the ways between nested values and flat arrays.
+"""Turns a Gymnasium space into a flat list of leaves, and nested values into flat arrays and back.
 
-May import `errors`, `support` and `native`. Read `leaves` first.
+May import `errors`, `support` and `native`. Read `leaves` first; `shared` and `emulation` build on it.
 """
 
 from shoal.spaces.leaves import flatten

@@ -1,22 +1,21 @@
 """Emulation: nested observations and actions as one flat row for each env, and back, in numpy and torch.
 
-For trainers that know flat batches only. A row is laid out like a C struct: every leaf keeps its type, and lies where
-its type may lie, so that the way back is a matter of views, not of copies.
+It is for trainers that know flat batches only. A row of observations is laid out like a C struct: every leaf keeps its
+type and is aligned, so that the way back needs views only, and no copies.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from shoal.errors import BadAction, BadEnv, BadObservation, ShoalError
-from shoal.spaces.leaves import Kind, Leaf, Path, assemble, flatten, get_path, row_layout
+from shoal.errors import BadAction, BadEnv, BadObservation
+from shoal.spaces.flat_rows import FlatRows, NumpyArrays
+from shoal.spaces.leaves import Leaf, Path, assemble, get_path, row_layout
 
 __all__ = ["ActionEmulation", "ActionPart", "Emulation"]
 
@@ -26,15 +25,15 @@ _MOST = 2**63 - 1  # whole numbers of actions are checked as int64
 
 
 class ActionPart(NamedTuple):
-    """What a policy must know about one leaf of the action space to build its head.
+    """One leaf of the action space, as a policy must know it to build its head.
 
     Attributes:
         path: the keys and indices that lead to the leaf in a nested action.
         kind: "discrete" for Discrete, MultiDiscrete and MultiBinary, "continuous" for Box.
-        columns: where the leaf lies in a row: `row[..., part.columns]`.
-        choices: how many values each discrete column has, from 0 up; empty for a continuous part, whose bounds are
-            those of `flat_space` in its columns.
-        dtype: of the leaf. A Box may be of whole numbers: its columns must hold such.
+        columns: of the leaf in a row: `row[..., part.columns]`.
+        choices: how many values each discrete column has, from 0 up; empty for a continuous part, which has the bounds
+            of `flat_space` in its columns.
+        dtype: of the leaf. If it is an integer type, also the columns of a Box must hold whole numbers.
     """
 
     path: Path
@@ -44,208 +43,20 @@ class ActionPart(NamedTuple):
     dtype: np.dtype[Any]
 
 
-# ---- numpy and torch ---------------------------------------------------------------------------------------------
+class Emulation(FlatRows):
+    """Turns nested observations into flat rows, and back without a copy.
 
-
-class _Numpy:
-    """The few things that numpy and torch call by different names."""
-
-    kind = "numpy array"
-
-    def owns(self, value: Any) -> bool:
-        return isinstance(value, np.ndarray)
-
-    def type(self, dtype: np.dtype[Any], name: str) -> Any:
-        return dtype
-
-    def is_number(self, array: Any) -> bool:
-        return array.dtype.kind in "fiub"
-
-    def is_float(self, array: Any) -> bool:
-        return bool(array.dtype.kind == "f")
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
-        return np.empty(shape, dtype)
-
-    def cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
-        with np.errstate(invalid="ignore"):  # NaN as a whole number: whoever casts checks what comes out
-            return array.astype(dtype, copy=False)
-
-    def constant(self, value: Array, like: Any) -> Any:
-        return value
-
-    def to_numpy(self, array: Any) -> Array:
-        return np.asarray(array)
-
-    def strides(self, array: Any) -> tuple[int, ...]:
-        return tuple(array.strides)
-
-
-class _Torch(_Numpy):
-    """The same of PyTorch, which is there already when somebody gives us a tensor: it is never imported here."""
-
-    kind = "torch tensor"
-
-    def __init__(self, torch: Any):
-        self._torch = torch
-
-    def owns(self, value: Any) -> bool:
-        return isinstance(value, self._torch.Tensor)
-
-    def type(self, dtype: np.dtype[Any], name: str) -> Any:
-        found = getattr(self._torch, dtype.name, None) if dtype.isnative else None
-        if not isinstance(found, self._torch.dtype):
-            raise BadEnv(f"{name} is of type {dtype.str} ({dtype}), which PyTorch does not have: use numpy arrays")
-        return found
-
-    def is_number(self, array: Any) -> bool:
-        return not array.is_complex()
-
-    def is_float(self, array: Any) -> bool:
-        return bool(array.is_floating_point())
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], like: Any) -> Any:
-        return self._torch.empty(shape, dtype=self.type(dtype, "a row"), device=None if like is None else like.device)
-
-    def cast(self, array: Any, dtype: np.dtype[Any]) -> Any:
-        return array.to(self.type(dtype, "a part"))
-
-    def constant(self, value: Array, like: Any) -> Any:
-        return self._torch.as_tensor(value, device=like.device)
-
-    def to_numpy(self, array: Any) -> Array:
-        return np.asarray(array.detach().cpu())
-
-    def strides(self, array: Any) -> tuple[int, ...]:
-        return tuple(array.stride())
-
-
-_NUMPY = _Numpy()
-
-
-def _library(value: Any) -> _Numpy:
-    torch = sys.modules.get("torch")
-    return _Torch(torch) if torch is not None and isinstance(value, getattr(torch, "Tensor", ())) else _NUMPY
-
-
-# ---- what observations and actions share -------------------------------------------------------------------------
-
-
-class _Rows:
-    """A space, its leaves, and the checks of nested batches."""
-
-    _what: str
-    _error: type[ShoalError]
-    flat_space: Any
-
-    def __init__(self, space: Space[Any]):
-        self.space = space
-        self.leaves = flatten(space)
-        for leaf in self.leaves:
-            if leaf.kind is not Kind.ARRAY:
-                raise BadEnv(
-                    f"a flat row holds numbers, and {self._what}{leaf.name} is a {leaf.kind.value} in {space}: leave "
-                    "it out by a wrapper around the env"
-                )
-
-    @property
-    def size(self) -> int:
-        """Length of a row, in elements of `flat_space`."""
-        return int(self.flat_space.shape[0])
-
-    def _checked_rows(self, rows: Any) -> _Numpy:
-        library = _library(rows)
-        if not library.owns(rows):
-            raise self._error(
-                f"{self._what}: expected rows in a numpy array or a torch tensor, found {type(rows).__name__}"
-            )
-        if not rows.shape or rows.shape[-1] != self.size:
-            raise self._error(
-                f"{self._what}: expected rows of shape [..., {self.size}] for {self.space}, found {tuple(rows.shape)}"
-            )
-        return library
-
-    def _gathered(self, batch: Any, out: Any) -> tuple[_Numpy, list[Any], Any]:
-        """The library of a nested batch, its leaves as arrays of one common batch shape, and rows to put them into."""
-        given = [self._part(leaf, batch) for leaf in self.leaves]
-        library = _library(out if out is not None else given[0] if given else None)
-        values: list[Any] = []
-        lead = None
-        if out is not None:
-            self._checked_rows(out)
-            self._check_type(library, out)
-            lead = tuple(out.shape[:-1])
-        for leaf, value in zip(self.leaves, given, strict=True):
-            array = self._read(library, leaf, value)
-            split = len(array.shape) - len(leaf.shape)
-            if split < 0 or tuple(array.shape[split:]) != leaf.shape:
-                raise self._error(
-                    f"{self._what}{leaf.name}: expected shape [..., {', '.join(map(str, leaf.shape))}], "
-                    f"found {tuple(array.shape)}"
-                )
-            lead = tuple(array.shape[:split]) if lead is None else lead
-            if tuple(array.shape[:split]) != lead:
-                raise self._error(
-                    f"{self._what}{leaf.name}: expected shape {(*lead, *leaf.shape)}, the batch shape {lead} as in "
-                    f"{'out' if out is not None else 'the first leaf'}, found {tuple(array.shape)}"
-                )
-            values.append(array)
-        if out is None:
-            dtype = np.dtype(self.flat_space.dtype)
-            out = library.empty((*(lead or ()), self.size), dtype, values[0] if values else None)
-        return library, values, out
-
-    def _check_type(self, library: _Numpy, rows: Any) -> None:
-        expected = np.dtype(self.flat_space.dtype)
-        if rows.dtype != library.type(expected, self._what):
-            raise self._error(
-                f"{self._what}: expected rows of type {expected}, found {rows.dtype}: rows must not be cast on their "
-                "way, only their leaves may"
-            )
-
-    def _part(self, leaf: Leaf, batch: Any) -> Any:
-        try:
-            return get_path(batch, leaf.path)
-        except (KeyError, IndexError, TypeError) as error:
-            found = f"keys {sorted(map(str, batch))}" if isinstance(batch, Mapping) else type(batch).__name__
-            raise self._error(f"{self._what}{leaf.name} is missing: expected a batch with it, found {found}") from error
-
-    def _read(self, library: _Numpy, leaf: Leaf, value: Any) -> Any:
-        if not isinstance(library, _Torch) and _library(value) is _NUMPY:
-            try:
-                value = np.asarray(value)
-            except ValueError as error:
-                raise self._error(f"{self._what}{leaf.name} cannot be made into one array: {error}") from error
-        if not library.owns(value):
-            raise self._error(
-                f"{self._what}{leaf.name}: expected a {library.kind} like the rest, found {type(value).__name__}"
-            )
-        if not library.is_number(value):
-            raise self._error(f"{self._what}{leaf.name}: expected type {leaf.dtype}, found {value.dtype}")
-        return value
-
-
-# ---- observations ------------------------------------------------------------------------------------------------
-
-
-class Emulation(_Rows):
-    """Nested observations as flat rows, and back without a copy.
-
-    A row is of the leaves' own type where they have one type in common, and of bytes (uint8) otherwise. Nothing is
-    cast on the way: a Discrete stays an integer, and a float64 a float64.
+    A row has the leaves' own type if they have one type in common, and else consists of bytes (uint8). Nothing is cast:
+    a Discrete stays an integer, and a float64 a float64.
 
     Args:
-        space: of one env's observation: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of such.
+        space: of one env's observation: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them.
 
     Attributes:
-        leaves: the innermost parts of the space, in the order in which they lie in a row.
         dtype: of a row as one numpy record, with one field for each leaf, called like `['camera'][0]` ("value" for a
             space without parts): `rows.view(emulation.dtype)` of contiguous rows.
-        row_bytes: size of a row. A multiple of the largest item in it, so that rows can lie next to each other.
+        row_bytes: size of a row, a multiple of the largest item in it, so that rows can lie next to each other.
         flat_space: the Box of one row.
-
-    Raises:
-        BadEnv: the space has texts or objects.
     """
 
     _what = "observation"
@@ -255,27 +66,20 @@ class Emulation(_Rows):
     def __init__(self, space: Space[Any]):
         super().__init__(space)
         self._starts, self.row_bytes = row_layout(self.leaves)
-        ends = [start + leaf.dtype.itemsize * math.prod(leaf.shape)
-                for leaf, start in zip(self.leaves, self._starts, strict=True)]  # fmt: skip
-        gaps = zip([0, *ends], [*self._starts, self.row_bytes], strict=True)
+        sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in self.leaves]
+        stops = [start + size for start, size in zip(self._starts, sizes, strict=True)]
+        gaps = zip([0, *stops], [*self._starts, self.row_bytes], strict=True)
         self._gaps = [slice(start, stop) for start, stop in gaps if stop > start]
-        self.dtype = self._record()
-        self.flat_space = self._box()
-        step = np.dtype(self.flat_space.dtype).itemsize
-        self._slices = [
-            slice(start // step, (start + leaf.dtype.itemsize * math.prod(leaf.shape)) // step)
-            for leaf, start in zip(self.leaves, self._starts, strict=True)
-        ]
-
-    def _record(self) -> np.dtype[Any]:
         layout: Any = {
             "names": [leaf.name or "value" for leaf in self.leaves],
             "formats": [np.dtype((leaf.dtype, leaf.shape)) for leaf in self.leaves],
             "offsets": self._starts,
             "itemsize": self.row_bytes,
         }
-        record: np.dtype[Any] = np.dtype(layout, align=True)
-        return record
+        self.dtype: np.dtype[Any] = np.dtype(layout, align=True)
+        self.flat_space = self._box()
+        step = np.dtype(self.flat_space.dtype).itemsize
+        self._slices = [slice(start // step, stop // step) for start, stop in zip(self._starts, stops, strict=True)]
 
     def _box(self) -> spaces.Box:
         types = {leaf.dtype for leaf in self.leaves}
@@ -289,20 +93,22 @@ class Emulation(_Rows):
         return spaces.Box(low, high, dtype=dtype)
 
     def flatten(self, batch: Any, out: Any = None) -> Any:
-        """Gather a nested batch into rows: with one copy, or with none where it lies in such rows already, as do the
-        observations of a pool that was made with `flat_rows=True`; then the rows are valid as long as the batch is.
+        """Gather a nested batch into rows.
+
+        This takes one copy, or none if the batch lies in such rows already, as the observations of a pool with
+        `flat_rows=True` do; then the rows are valid as long as the batch is.
 
         Args:
             batch: nested like the space, with leaves [..., *shape] of one batch shape, also () for one observation:
                 all numpy arrays (or what numpy makes into such) or all torch tensors.
-            out: rows to write into, of `flat_space`'s type. Made anew by default, and then of the batch's library.
+            out: rows to write into, of the type of `flat_space`. By default new ones, of the batch's library.
 
         Returns:
-            Array [..., size], `out` where that was given. Bytes between the leaves are zero. A space without leaves
-            has no batch shape but that of `out`.
+            Array [..., size], `out` if that was given. Bytes between the leaves are zero. A space without leaves has no
+            batch shape but that of `out`.
 
         Raises:
-            BadObservation: naming the leaf. Among others for values that its type cannot hold exactly.
+            BadObservation: a leaf does not fit, or has values that its type cannot hold exactly.
         """
         if out is None:
             found = self._as_it_lies(batch)
@@ -310,14 +116,14 @@ class Emulation(_Rows):
                 return found
         library, values, rows = self._gathered(batch, out)
         exact = [self._exact(library, leaf, value) for leaf, value in zip(self.leaves, values, strict=True)]
-        for view, value in zip(self._views(library, rows), exact, strict=True):  # nothing is written before all fits
+        for view, value in zip(self._views(library, rows), exact, strict=True):  # only after all leaves fit
             view[...] = value
         for gap in self._gaps:
             rows[..., gap] = 0
         return rows
 
     def _as_it_lies(self, batch: Any) -> Any:
-        """The rows that hold this very batch; None where its leaves lie elsewhere, or are not as the space says."""
+        """The rows that this very batch is a view of; None if its leaves lie elsewhere, or do not fit the space."""
         try:
             values = [get_path(batch, leaf.path) for leaf in self.leaves]
         except (KeyError, IndexError, TypeError):
@@ -347,7 +153,7 @@ class Emulation(_Rows):
         return rows.view(self.flat_space.dtype)
 
     def unflatten(self, rows: Any) -> Any:
-        """Look at rows as the nested batch that they hold: nothing is copied, and writing to a leaf writes to its row.
+        """View rows as the nested batch that they hold. Nothing is copied: writing to a leaf writes to its row.
 
         Args:
             rows: numpy array or torch tensor [..., size] with any number of batch axes, such as [n, size] and
@@ -357,15 +163,15 @@ class Emulation(_Rows):
             Dicts and tuples like the space's, with leaves [..., *shape] of their own types, valid as long as `rows`.
 
         Raises:
-            BadObservation: rows of another type or length, or such as cannot be looked at without a copy.
+            BadObservation: the rows have another type or length, or cannot be viewed without a copy.
         """
         library = self._checked_rows(rows)
         self._check_type(library, rows)
         return assemble(self.space, self._views(library, rows))
 
-    def _views(self, library: _Numpy, rows: Any) -> list[Any]:
+    def _views(self, library: NumpyArrays, rows: Any) -> list[Any]:
         lead = tuple(rows.shape[:-1])
-        if 0 in lead:  # nothing to look at, and torch may refuse to for strides of 0
+        if 0 in lead:  # there is nothing to view, and torch may refuse strides of 0
             return [library.empty(lead + leaf.shape, leaf.dtype, rows) for leaf in self.leaves]
         views = []
         for leaf, where in zip(self.leaves, self._slices, strict=True):
@@ -376,13 +182,13 @@ class Emulation(_Rows):
                     part = part.view(dtype)
                 except (ValueError, RuntimeError) as error:
                     raise BadObservation(
-                        f"{name}: rows of shape {tuple(rows.shape)} and strides {library.strides(rows)} cannot be "
-                        f"looked at as {leaf.dtype} without a copy: give contiguous ones"
+                        f"{name}: rows of shape {tuple(rows.shape)} that are strided cannot be viewed as "
+                        f"{leaf.dtype} without a copy: give contiguous ones"
                     ) from error
-            views.append(part.reshape(lead + leaf.shape))  # splits the last axis, for which no copy is ever needed
+            views.append(part.reshape(lead + leaf.shape))  # splits the last axis, which never needs a copy
         return views
 
-    def _exact(self, library: _Numpy, leaf: Leaf, value: Any) -> Any:
+    def _exact(self, library: NumpyArrays, leaf: Leaf, value: Any) -> Any:
         if value.dtype == library.type(leaf.dtype, self._what + leaf.name):
             return value
         found = f"found {value.dtype}"
@@ -391,7 +197,7 @@ class Emulation(_Rows):
             if np.can_cast(value.dtype, leaf.dtype, "same_kind") or kinds == "iu":
                 with np.errstate(over="ignore"):
                     cast = library.cast(value, leaf.dtype)
-                # There and back: numpy compares an integer with a float after making it one.
+                # There and back: numpy compares an integer with a float by making it a float.
                 if _equal(cast, value) and _equal(library.cast(cast, value.dtype), value):
                     return cast
                 found += " with values that do not fit exactly"
@@ -402,27 +208,22 @@ def _equal(a: Array, b: Array) -> bool:
     return np.array_equal(a, b, equal_nan=b.dtype.kind == "f")
 
 
-# ---- actions -----------------------------------------------------------------------------------------------------
-
-
-class ActionEmulation(_Rows):
-    """Nested actions as flat rows of one type, and back.
+class ActionEmulation(FlatRows):
+    """Turns nested actions into flat rows of one type, and back.
 
     A discrete leaf has a column for each of its numbers, counted from 0 whatever its start is; a Box has a column for
-    each of its values. What a row is depends on what there is:
+    each of its values. The type of a row depends on the leaves:
 
     - discrete leaves only: a MultiDiscrete of int64;
     - Boxes only: a Box of the narrowest type that holds all of theirs;
-    - both: a Box of such a type, at least float32 where one of the Boxes is of floats and int64 where none is, in which
-      the discrete columns are whole numbers, exactly.
+    - both: a Box of such a type, at least float32 if one of the Boxes has floats and else int64. The discrete columns
+      hold whole numbers, exactly.
 
     Args:
-        space: of one env's action: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of such.
+        space: of one env's action: Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of them.
 
     Attributes:
-        leaves: the innermost parts of the space, in the order in which they lie in a row.
-        parts: what each leaf is and where it lies, for a policy to build its heads.
-        flat_space: of one row.
+        parts: the kind and the columns of each leaf, for a policy to build its heads.
 
     Raises:
         BadEnv: the space has texts or objects, or whole numbers that the row's type does not hold exactly.
@@ -442,7 +243,7 @@ class ActionEmulation(_Rows):
             low, high = np.asarray(leaf.low).reshape(-1), np.asarray(leaf.high).reshape(-1)
             columns = slice(at, at + low.size)
             at += low.size
-            # As Python's own integers: the leaf's type may be too narrow for how many there are.
+            # As Python's own integers: the leaf's type may be too narrow for the number of choices.
             choices = tuple(int(b) - int(a) + 1 for a, b in zip(low, high, strict=True)) if leaf.discrete else ()
             self.parts.append(
                 ActionPart(leaf.path, "discrete" if leaf.discrete else "continuous", columns, choices, leaf.dtype)
@@ -493,13 +294,13 @@ class ActionEmulation(_Rows):
         Args:
             batch: nested like the space, with leaves [..., *shape] of one batch shape, also () for one action: all
                 numpy arrays (or what numpy makes into such) or all torch tensors.
-            out: rows to write into, of `flat_space`'s type. Made anew by default, and then of the batch's library.
+            out: rows to write into, of the type of `flat_space`. By default new ones, of the batch's library.
 
         Returns:
-            Array [..., size], `out` where that was given.
+            Array [..., size], `out` if that was given.
 
         Raises:
-            BadAction: naming the leaf and the row, also for whole numbers out of bounds.
+            BadAction: a leaf does not fit, or has a whole number out of bounds.
         """
         library, values, rows = self._gathered(batch, out)
         lead = tuple(rows.shape[:-1])
@@ -508,7 +309,7 @@ class ActionEmulation(_Rows):
             columns = value.reshape((*lead, math.prod(leaf.shape)))
             start, bounds = self._starts[i], self._bounds[i]
             if bounds is None:
-                columns = library.cast(columns, leaf.dtype)  # as the env will get it, also in a row of a wider type
+                columns = library.cast(columns, leaf.dtype)  # as the env will get it, even if rows have a wider type
             elif start is None:
                 self._check_whole(library, leaf, columns, *bounds)
             else:
@@ -525,14 +326,14 @@ class ActionEmulation(_Rows):
         Args:
             rows: numpy array or torch tensor [..., size] of numbers, with any number of batch axes.
             check: whether to look for whole numbers out of bounds. On a GPU this waits for the rows. Floats of a Box
-                are never checked: its bounds are advice, and the pool's to enforce.
+                are never checked here: the pool does that, if it is told to.
 
         Returns:
             Dicts and tuples like the space's, with leaves [..., *shape] of their own types. Leaves that the rows hold
             as they are, of the same type and with no start to add, are views of them.
 
         Raises:
-            BadAction: naming the leaf and the row.
+            BadAction: the rows do not fit, or a whole number is out of bounds.
         """
         library = self._checked_rows(rows)
         if not library.is_number(rows):
@@ -549,16 +350,16 @@ class ActionEmulation(_Rows):
             values.append(library.cast(columns, leaf.dtype).reshape(lead + leaf.shape))
         return assemble(self.space, values)
 
-    def _check_whole(self, library: _Numpy, leaf: Leaf, columns: Any, low: Array, high: Array) -> None:
+    def _check_whole(self, library: NumpyArrays, leaf: Leaf, columns: Any, low: Array, high: Array) -> None:
         """Columns [..., size of the leaf] must be whole numbers from low to high, both of [size of the leaf]."""
         whole = library.cast(columns, np.dtype(np.int64))
         lowest, highest = (library.constant(bound.astype(np.int64), columns) for bound in (low, high))
         wrong = (whole < lowest) | (whole > highest)
-        if library.is_float(columns):
+        if "float" in str(columns.dtype):
             wrong = wrong | (whole != columns)  # fractions, and NaN
         if not bool(wrong.any()):
             return
-        first = tuple(int(i) for i in np.argwhere(library.to_numpy(wrong))[0])
+        first = tuple(int(i) for i in np.argwhere(np.array(wrong.tolist()))[0])
         row, column = first[:-1], first[-1]
         inside = "".join(f"[{int(i)}]" for i in np.unravel_index(column, leaf.shape)) if leaf.shape else ""
         where = f" in row {row[0] if len(row) == 1 else row}" if row else ""
@@ -569,5 +370,5 @@ class ActionEmulation(_Rows):
 
 
 def _most_exact(dtype: np.dtype[Any]) -> int:
-    """Up to here, a type of rows holds all whole numbers."""
+    """The largest number up to which a type of rows holds all whole numbers."""
     return _MOST if dtype.kind != "f" else int(2 ** (np.finfo(dtype).nmant + 1))

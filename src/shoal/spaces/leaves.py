@@ -1,7 +1,7 @@
-"""Turns a Gymnasium space into the flat list of leaves that the slab stores, and batches back into its shape.
+"""Turns a Gymnasium space into the flat list of leaves that the slab stores, and nests values back into its shape.
 
-A leaf is an array of fixed type and shape (Box, Discrete, MultiDiscrete, MultiBinary), a bounded text, or an
-object (Graph, Sequence, OneOf, custom spaces), which travels whole through the side channel.
+A leaf is an array of fixed type and shape (Box, Discrete, MultiDiscrete, MultiBinary), a bounded text, or an object
+(Graph, Sequence, OneOf, custom spaces), which workers send as a message instead.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal import native
-from shoal.errors import BadAction, BadEnv, BadObservation
+from shoal.errors import BadAction, BadEnv, BadObservation, ShoalError
 
 __all__ = [
-    "Kind", "Leaf", "array_leaves", "assemble", "flatten", "get_path", "read_actions", "row_layout",
-    "write_observation",
+    "Kind", "Leaf", "array_leaves", "as_array", "assemble", "flatten", "get_path", "part_of", "read_actions",
+    "row_layout", "write_observation",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -41,11 +41,11 @@ class Leaf:
     """One innermost part of a space.
 
     Attributes:
-        path: the keys and indices that lead to it from the outside; () when the space is itself a leaf.
+        path: the keys and indices that lead to it from the outside; () if the space itself is a leaf.
         shape: of one env's value.
-        dtype: of the field; object for what travels through the side channel.
-        low, high: inclusive bounds in the field's own type, broadcast to `shape`; None where there are none.
-        discrete: whether a value out of bounds makes no sense at all (Box bounds are advice to many envs).
+        dtype: of the field; `object` for a leaf that is sent in messages.
+        low, high: inclusive bounds in the field's own type, broadcast to `shape`; None if there are none.
+        discrete: whether values out of bounds are always refused. Many envs accept them for a Box.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """How messages call it, such as "observation['camera'][0]" without its first word."""
+        """Its name in messages, such as "['camera'][0]"."""
         return "".join(f"[{key!r}]" for key in self.path)
 
     @property
@@ -105,14 +105,14 @@ def _array_leaf(
 
 
 def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
-    """The leaves of a space that must be nothing but arrays.
+    """The leaves of a space, which must all be arrays.
 
     Args:
         what: "observation" or "action".
-        where: what cannot hold anything else, such as "a graph".
+        where: the name of what can hold arrays only, such as "a graph".
 
     Raises:
-        BadEnv: naming the first that is no array.
+        BadEnv: a leaf is no array.
     """
     leaves = flatten(space)
     for leaf in leaves:
@@ -125,8 +125,12 @@ def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
 
 
 def row_layout(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
-    """Where leaves lie in a row that is laid out like a C struct, each where its type may lie: the first byte of each,
-    and the size of a row, a multiple of the largest item, so that rows can lie next to each other."""
+    """Lay leaves out in a row like a C struct, each aligned for its type.
+
+    Returns:
+        the first byte of each leaf, and the size of a row: a multiple of the largest item, so that rows can lie next to
+        each other.
+    """
     starts: list[int] = []
     widest, end = 1, 0
     for leaf in leaves:
@@ -138,7 +142,7 @@ def row_layout(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
 
 
 def assemble(space: Space[Any], values: Sequence[Any]) -> Any:
-    """Nest one value per leaf into the shape of the space: dicts for Dict, tuples for Tuple."""
+    """Nest one value for each leaf like the space: dicts for Dict, tuples for Tuple."""
     return _assemble(space, iter(values))
 
 
@@ -157,27 +161,41 @@ def get_path(value: Any, path: Path) -> Any:
     return value
 
 
+def part_of(value: Any, leaf: Leaf, what: str, error: type[ShoalError]) -> Any:
+    """The part of a nested value that belongs to a leaf. Raises `error` if there is none."""
+    try:
+        return get_path(value, leaf.path)
+    except (KeyError, IndexError, TypeError) as cause:
+        keys = f"its keys are {sorted(map(str, value))}" if isinstance(value, Mapping) else ""
+        raise error(f"{what} has no part {leaf.name}: {keys or f'it is of type {type(value).__name__}'}") from cause
+
+
+def as_array(value: Any, leaf: Leaf, what: str, error: type[ShoalError]) -> Array:
+    """The value of a leaf as an array. Raises `error` if it cannot be one."""
+    try:
+        return np.asarray(value)
+    except ValueError as cause:
+        raise error(f"{what}{leaf.name} cannot be made into an array: {cause}") from cause
+
+
 def read_actions(leaves: Sequence[Leaf], actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> list[Any]:
     """Check a batch of actions and take it apart: one array [len(ids), ...] or list of objects for each leaf.
 
     Raises:
-        BadAction: naming the env, what was expected and what was found.
+        BadAction: an action does not fit. The message names the env, what was expected and what was found.
     """
     return [_read_leaf(leaf, actions, ids, check_boxes) for leaf in leaves]
 
 
 def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> Any:
-    count = len(ids)
-    try:
-        value = get_path(actions, leaf.path)
-    except (KeyError, IndexError, TypeError) as error:
-        found = sorted(map(str, actions)) if isinstance(actions, Mapping) else type(actions).__name__
-        raise BadAction(f"actions have no part {leaf.name}: expected a batch with it, found {found}") from error
+    value = part_of(actions, leaf, "the batch of actions", BadAction)
     if leaf.kind is not Kind.ARRAY:
-        return _read_objects(leaf, value, count)
-    array = _read_array(leaf, value, count)
+        return _read_objects(leaf, value, len(ids))
+    array = _read_array(leaf, value, len(ids))
     if leaf.dtype.kind == "f":
-        array = array.astype(leaf.dtype, copy=False)  # first: a bound of 0.7 is less than 0.7 in float64
+        array = array.astype(
+            leaf.dtype, copy=False
+        )  # before the check: a bound of 0.7 in float32 is less than 0.7 in float64
     if leaf.discrete or check_boxes:
         _check_bounds(leaf, array, ids)
     if array.dtype == leaf.dtype:
@@ -197,18 +215,12 @@ def _read_objects(leaf: Leaf, value: Any, count: int) -> list[Any]:
     if len(items) != count:
         raise BadAction(f"actions{leaf.name}: expected {count} items, one per env, found {len(items)}")
     if leaf.kind is Kind.TEXT:
-        limit = leaf.dtype.itemsize // 4
-        for i, item in enumerate(items):
-            if not isinstance(item, str) or len(item) > limit:
-                raise BadAction(f"actions{leaf.name}[{i}]: expected a text of at most {limit}, found {item!r}")
+        return [_checked_text(leaf, item, f"actions{leaf.name}[{i}]", BadAction) for i, item in enumerate(items)]
     return items
 
 
 def _read_array(leaf: Leaf, value: Any, count: int) -> Array:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise BadAction(f"actions{leaf.name} cannot be made into one array: {error}") from error
+    array = as_array(value, leaf, "actions", BadAction)
     allowed = "fiu" if leaf.dtype.kind == "f" else "b" if leaf.dtype.kind == "b" else "iu"
     if array.dtype.kind not in allowed and array.dtype != leaf.dtype:
         raise BadAction(f"actions{leaf.name}: expected type {leaf.dtype}, found {array.dtype}")
@@ -227,7 +239,7 @@ def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
         at = native.outside(leaf.dtype.kind, np.ascontiguousarray(array), leaf.low, leaf.high)
     else:
         at = -2
-    if at == -2:  # another type than the field's, or one the core does not know (float16, bool)
+    if at == -2:  # the type is not the field's, or the C core does not know it (float16, bool)
         inside = (array >= leaf.low) & (array <= leaf.high)
         at = -1 if inside.all() else int(np.argmin(inside))
     if at < 0:
@@ -241,44 +253,38 @@ def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
 
 
 def write_observation(leaves: Sequence[Leaf], targets: Sequence[Any], row: tuple[int, ...], obs: Any) -> list[Any]:
-    """Write an env's observation into the arrays of its leaves at `row`, casting where nothing is lost in kind.
+    """Write an env's observation into the arrays of its leaves at `row`, and cast it to their types.
 
     Args:
-        targets: one array per leaf, None for objects.
+        targets: one array for each leaf, None for objects.
 
     Returns:
         The objects of the leaves that have no array.
 
     Raises:
-        BadObservation: without the env id, which the caller knows.
+        BadObservation: it does not fit. The caller adds the env id to the message.
     """
     objects = []
     for leaf, target in zip(leaves, targets, strict=True):
-        try:
-            value = get_path(obs, leaf.path)
-        except (KeyError, IndexError, TypeError) as error:
-            raise BadObservation(f"the observation has no part {leaf.name}: {_describe(obs)}") from error
+        value = part_of(obs, leaf, "the observation", BadObservation)
         if leaf.kind is Kind.OBJECT:
             objects.append(value)
         elif leaf.kind is Kind.TEXT:
-            target[row] = _checked_text(leaf, value)
+            target[row] = _checked_text(leaf, value, f"observation{leaf.name}", BadObservation)
         else:
             target[row] = _checked_array(leaf, value)
     return objects
 
 
-def _checked_text(leaf: Leaf, value: Any) -> str:
+def _checked_text(leaf: Leaf, value: Any, where: str, error: type[ShoalError]) -> str:
     limit = leaf.dtype.itemsize // 4
     if not isinstance(value, str) or len(value) > limit:
-        raise BadObservation(f"observation{leaf.name}: expected a text of at most {limit}, found {value!r}")
+        raise error(f"{where}: expected a text of at most {limit}, found {value!r}")
     return value
 
 
 def _checked_array(leaf: Leaf, value: Any) -> Array:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise BadObservation(f"observation{leaf.name} cannot be made into an array: {error}") from error
+    array = as_array(value, leaf, "observation", BadObservation)
     if array.shape != leaf.shape:
         raise BadObservation(f"observation{leaf.name}: expected shape {leaf.shape}, found {array.shape}")
     if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
@@ -287,9 +293,3 @@ def _checked_array(leaf: Leaf, value: Any) -> Array:
     if leaf.dtype.kind in "iu" and not np.array_equal(cast, array):
         raise BadObservation(f"observation{leaf.name}: {array} does not fit into {leaf.dtype}")
     return cast
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"its keys are {sorted(map(str, value))}"
-    return f"it is of type {type(value).__name__}"

@@ -1,7 +1,7 @@
-"""One space for agents whose own spaces differ, and the way from an agent's own values to it and back.
+"""One space for agents with different spaces, and the way from an agent's own values to it and back.
 
-Equal spaces stay what they are. Boxes are padded with zeros, Discretes get the widest range, and Dicts and Tuples of
-such keep their keys. Observations that have nothing in common are flattened into rows, as Gymnasium does it.
+Equal spaces stay as they are. Boxes are padded with zeros, Discretes get the widest range, and Dicts and Tuples of them
+keep their keys. Observations that have nothing in common are flattened into rows, as Gymnasium does it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from shoal.spaces.leaves import Leaf, array_leaves, assemble, write_observation
 __all__ = ["SharedSpace"]
 
 Array = npt.NDArray[Any]
-Crop = tuple[Any, ...]  # as an index of the last dimensions: where a smaller array lies in one of the shared shape
+Crop = tuple[Any, ...]  # an index of the last dimensions: the part of the shared shape that a smaller array fills
 
 
 class _Column(NamedTuple):
-    """Where a leaf of an agent's own space lies in a flattened row."""
+    """The columns of a flattened row that hold one leaf of an agent's own space."""
 
     space: Space[Any]
     start: int
@@ -36,13 +36,13 @@ class SharedSpace:
     Args:
         what: "observation" or "action". Only observations may be flattened.
         names: of the agents.
-        own: the space of each.
+        own: the space of each agent.
 
     Attributes:
         space: the one for all.
         own: the space of each agent.
         leaves: of `space`.
-        same: whether all agents have this very space.
+        same: whether the spaces of all agents are equal.
         flat: whether values are flattened rows.
 
     Raises:
@@ -73,8 +73,6 @@ class SharedSpace:
         pairs = zip(own_leaves, self.leaves, strict=True)
         return [() if own.shape == leaf.shape else (..., *map(slice, own.shape)) for own, leaf in pairs]
 
-    # ---- observations ------------------------------------------------------------------------------------------
-
     def write(self, agent: int, value: Any, targets: Sequence[Array], row: int) -> None:
         """Write an agent's own observation into this row of an array for each leaf.
 
@@ -91,7 +89,7 @@ class SharedSpace:
                     target[row] = 0
                 place = (row, *crop)
                 if not leaf.path and _is_exactly(value, leaf):
-                    target[place] = value  # nothing is left to check
+                    target[place] = value  # it needs no further check
                 else:
                     write_observation([leaf], [target], place, value)
         except BadObservation as error:
@@ -106,24 +104,22 @@ class SharedSpace:
             raise BadObservation(f"expected an observation of {self.own[agent]}, found {value!r:.200}") from error
         row[width:] = 0
 
-    # ---- back --------------------------------------------------------------------------------------------------
-
     def take(self, agent: int, values: Sequence[Array]) -> Any:
-        """An agent's own values out of one array for each leaf, whose last dimensions are those of the leaf: views, but
-        for what had to be flattened."""
+        """An agent's own values, from one array for each leaf with the leaf's dimensions last.
+
+        They are views, except for observations that were flattened.
+        """
         if self.flat:
             return assemble(self.own[agent], [_unflatten(column, values[0]) for column in self._columns[agent]])
         parts = zip(self._own_leaves[agent], values, self._crops[agent], strict=True)
         own = [array[crop or ...].astype(leaf.dtype, copy=False) for leaf, array, crop in parts]
         return assemble(self.own[agent], own)
 
-    # ---- actions -----------------------------------------------------------------------------------------------
-
     def take_action(self, agent: int, values: Sequence[Array], row: int) -> Any:
-        """An agent's own action out of a row of one array for each leaf, its arrays copied.
+        """An agent's own action, copied from a row of one array for each leaf.
 
         Raises:
-            BadAction: it is none of the agent's own space.
+            BadAction: it is not in the agent's own space.
         """
         own = []
         for leaf, array, crop in zip(self._own_leaves[agent], values, self._crops[agent], strict=True):
@@ -137,7 +133,7 @@ class SharedSpace:
         return assemble(self.own[agent], own)
 
     def put_actions(self, agent: int, actions: Sequence[Array], targets: Sequence[Array]) -> None:
-        """Write a batch of an agent's own actions, one array for each leaf, into arrays of the one for all."""
+        """Write a batch of an agent's own actions, one array for each leaf, into arrays of the shared space."""
         for array, target, crop in zip(actions, targets, self._crops[agent], strict=True):
             target[crop or ...] = array
 
@@ -146,15 +142,12 @@ class SharedSpace:
         return self._own_leaves[agent]
 
 
-# ---- joining -----------------------------------------------------------------------------------------------------
-
-
 def _is_exactly(value: Any, leaf: Leaf) -> bool:
     return type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == leaf.shape
 
 
 def _join(own: Sequence[Space[Any]]) -> Space[Any] | None:
-    """A space that holds the values of all of them, padded where they are smaller; None where there is none."""
+    """A space that holds the values of all of them, padded if they are smaller; None if there is none."""
     first = own[0]
     if all(space == first for space in own):
         return first
@@ -194,15 +187,14 @@ def _join_discretes(own: Sequence[Any]) -> Space[Any] | None:
     if len({space.dtype for space in own}) != 1:
         return None
     start, stop = min(int(space.start) for space in own), max(int(space.start) + int(space.n) for space in own)
-    other_type = {} if own[0].dtype == np.int64 else {"dtype": own[0].dtype}  # older Gymnasiums know int64 only
+    other_type = (
+        {} if own[0].dtype == np.int64 else {"dtype": own[0].dtype}
+    )  # older versions of Gymnasium know int64 only
     return spaces.Discrete(stop - start, start=start, **other_type)
 
 
-# ---- flattening --------------------------------------------------------------------------------------------------
-
-
 def _flat_space(own: Sequence[Space[Any]]) -> Space[Any]:
-    # float64 where float32 does not hold all numbers; choices are zeros and ones.
+    # float64 if float32 does not hold all numbers; a choice becomes zeros and a one.
     boxes = [leaf.dtype for space in own for leaf in _leaf_spaces(space) if isinstance(leaf, spaces.Box)]
     width = max(spaces.flatdim(space) for space in own)
     return spaces.Box(-np.inf, np.inf, (width,), np.result_type(np.float32, *boxes).type)
@@ -225,7 +217,7 @@ def _leaf_spaces(space: Space[Any]) -> Iterator[Space[Any]]:
 
 
 def _unflatten(column: _Column, rows: Array) -> Array:
-    """One leaf out of flattened rows; of choices, the one whose number is the largest."""
+    """One leaf from flattened rows. Of choices, the one with the largest number is taken."""
     space, part = column.space, rows[..., column.start : column.stop]
     if isinstance(space, spaces.Discrete):
         return np.asarray(part.argmax(-1) + space.start, space.dtype)
