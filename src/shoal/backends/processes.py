@@ -21,7 +21,16 @@ from shoal import native
 from shoal.backends.base import Worker
 from shoal.backends.launch import start_process
 from shoal.backends.mail import unpack
-from shoal.backends.worker_main import DING, STACK_SIGNAL, Assignment, ConnectionBell, SharedFile, main
+from shoal.backends.worker_main import (
+    BUILDING_BYTES,
+    DING,
+    STACK_SIGNAL,
+    Assignment,
+    ConnectionBell,
+    SharedFile,
+    encode_building,
+    main,
+)
 from shoal.errors import WorkerDied
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import dumps
@@ -65,7 +74,8 @@ class ProcessWorker(Worker):
         self._self: processes.Process | None = None  # who it is, whoever may get its pid later
         self._pidfd = -1
         self._kin: list[processes.Process] = []  # its descendants when we ended it
-        self._diary, self._diary_seen = anonymous_file("shoal-diary"), 0
+        self._diary, self._diary_seen = anonymous_file("shoal-diary"), BUILDING_BYTES
+        os.write(self._diary, encode_building(-1))
         try:
             self._connection, self._child_end = Pipe(duplex=True)
         except OSError:
@@ -229,6 +239,11 @@ class ProcessWorker(Worker):
         """The env that it is running, or was running when it died."""
         lane = 0 if self._stats is None else int(self._stats[native.STAT_AT])
         return abs(lane) - 1 if lane else None
+
+    @property
+    def building(self) -> int | None:
+        env_id = int.from_bytes(os.pread(self._diary, BUILDING_BYTES, 0), "little", signed=True)
+        return None if env_id < 0 else env_id
 
     def look_at_memory(self) -> None:
         """Note how much it takes now."""

@@ -32,6 +32,7 @@ from shoal.worker.single import BuildError, build_envs, close_envs
 
 __all__ = ["Assignment", "dumps_summary", "main"]
 
+BUILDING_BYTES = 8  # at the beginning of a diary
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
 
@@ -122,12 +123,18 @@ def _open_shared(handle: Any) -> SharedFile:
     return SharedFile(handle.detach())
 
 
+def encode_building(env_id: int) -> bytes:
+    """The first bytes of a diary: which env is being built, -1 for none yet."""
+    return env_id.to_bytes(BUILDING_BYTES, "little", signed=True)
+
+
 def main(connection: Connection, assignment: bytes, inherited: list[int], diary: SharedFile) -> None:
     """The process's life.
 
     Args:
         inherited: descriptors of the caller's that a fork brought along.
-        diary: where the Python stack goes when the process crashes, or is asked for it.
+        diary: where the Python stack goes when the process crashes, or is asked for it. Its first bytes say which env
+            is being built.
     """
     for fd in inherited:
         os.close(fd)
@@ -140,7 +147,7 @@ def main(connection: Connection, assignment: bytes, inherited: list[int], diary:
     # When the caller is gone, or has closed us, there is nobody to tell.
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            _work(connection, cloudpickle.loads(assignment))
+            _work(connection, cloudpickle.loads(assignment), diary.fd)
     finally:
         processes.end_children()  # multiprocessing would wait for its own; the caller ends those that have left us
 
@@ -160,13 +167,14 @@ def _leave_with_caller(fd: int) -> None:
     os._exit(0)
 
 
-def _work(connection: Connection, assignment: Assignment) -> None:
+def _work(connection: Connection, assignment: Assignment, diary: int) -> None:
     os.environ.clear()
     hide_forked_mpi()
     os.environ.update(assignment.environ)
     processes.found_family(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
+    building = lambda env_id: os.pwrite(diary, encode_building(env_id), 0)  # noqa: E731
     try:
         install_registry(assignment.registry)
         loaded: dict[bytes, Callable[[], Any]] = {}
@@ -174,7 +182,7 @@ def _work(connection: Connection, assignment: Assignment) -> None:
             if data not in loaded:
                 loaded[data] = cloudpickle.loads(data)
         env_fns = [loaded[data] for data in assignment.env_fns]
-        envs, summary = build_envs(env_fns, assignment.start)
+        envs, summary = build_envs(env_fns, assignment.start, announce=building)
     except BuildError as error:
         connection.send_bytes(dumps((error.env_id, error.error)))
         return

@@ -75,14 +75,24 @@ class BuildError(Exception):
 
 
 def build_envs(
-    env_fns: Sequence[Callable[[], Any]], start: int, interrupts: bool = False
+    env_fns: Sequence[Callable[[], Any]],
+    start: int,
+    interrupts: bool = False,
+    announce: Callable[[int], Any] = lambda env_id: None,
 ) -> tuple[list[Any], BlockSummary]:
-    """Call the env functions; `start` is the id of the first. Closes what was built if one of them raises."""
+    """Call the env functions. Closes what was built if one of them raises.
+
+    Args:
+        start: the id of the first env.
+        interrupts: whether a KeyboardInterrupt is the caller's own, and goes on to it as it is.
+        announce: called with the id of each env before it is built.
+    """
     envs: list[Any] = []
     pairs = []
     try:
         seen: dict[int, int] = {}
         for env_id, env_fn in enumerate(env_fns, start):
+            announce(env_id)
             envs.append(adapt(env_fn()))
             refuse_shared(seen, identity_of(envs[-1]), env_id)
             if is_group(envs[-1]) != is_group(envs[0]):
