@@ -87,8 +87,8 @@ $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 		"tf-keras==2.21.0" "tf-agents==0.19.0" "tensorboard>=2.16,<3" "gymnax>=1.0,<2"
 	touch $@
 
-TF_TESTS := tests/dialects/test_tf_agents.py tests/envs/test_quick_time_steps.py tests/examples/test_tensorflow.py \
-	tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
+TF_TESTS := tests/dialects/test_tf_agents.py tests/dialects/test_face_contract.py tests/envs/test_quick_time_steps.py \
+	tests/examples/test_tensorflow.py tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
 
 test-tf: $(TF_VENV)/.ready
 	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(TF_TESTS)
