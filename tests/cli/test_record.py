@@ -396,7 +396,7 @@ def test_an_interrupt_from_the_terminal_leaves_a_video_that_plays(backend: str, 
         "import os, sys\n"
         "os.environ['GROUP'] = str(os.getpgrp())\n"
         f"sys.path[:0] = {[*sys.path]!r}\n"
-        "from shoal.cli import cli\n"
+        "from shoal.cli import main\n"
         f"sys.exit(main.main(['record', 'film_envs:TerminalEnv', '-n', '3', 'out.mp4', '--backend', {backend!r}]))\n"
     )
     done = subprocess.run(
