@@ -65,7 +65,10 @@ test: $(VENV)/.ready $(TF_VENV)/.ready
 	$(MAKE) --no-print-directory -j 2 --output-sync=target test-native suites-beside
 
 suites-beside:
-	$(MAKE) --no-print-directory -j 1 test-twin test-ray test-tf test-gpu
+	$(MAKE) --no-print-directory test-twin
+	$(MAKE) --no-print-directory test-ray
+	$(MAKE) --no-print-directory test-tf
+	$(MAKE) --no-print-directory test-gpu
 
 test-native: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py
