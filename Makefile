@@ -8,12 +8,13 @@ TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo test test-native test-twin test-gpu test-ray test-rllib test-tf lint types faults soak bench bench-graph \
+.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf lint types faults soak bench bench-graph \
 	sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
-	@echo "make test      set up and run all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
+	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
+	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
@@ -50,7 +51,24 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait for something: more jobs than cores.
 JOBS ?= 4
-test: test-native test-twin test-gpu test-ray test-tf
+
+# The core of every suite is named in tests/core.py. Types are checked beside the tests.
+check: $(VENV)/.ready
+	$(MAKE) --no-print-directory -j 3 --output-sync=target lint types check-core
+
+check-core: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
+
+# Two rows of suites side by side: some tests use one core, and most wait. What a suite says is shown when it is over.
+test: $(VENV)/.ready $(TF_VENV)/.ready
+	$(MAKE) --no-print-directory lint types
+	$(MAKE) --no-print-directory -j 2 --output-sync=target test-native suites-beside
+
+suites-beside:
+	$(MAKE) --no-print-directory test-twin
+	$(MAKE) --no-print-directory test-ray
+	$(MAKE) --no-print-directory test-tf
+	$(MAKE) --no-print-directory test-gpu
 
 test-native: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py
@@ -70,10 +88,11 @@ $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 test-rllib: $(RLLIB_VENV)/.ready
 	$(RLLIB_VENV)/bin/python -m pytest -q tests/examples/test_rllib.py
 
-# The same suite over the twin, less what has no core in it.
+# The same suite over the twin, less what has no core in it. Those of tests/native run on both in one go, and whole
+# scripts take a pool's word for what the core does.
 test-twin: $(VENV)/.ready
-	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults \
-		tests/remote/test_dispatcher.py
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/wrappers tests/faults \
+		tests/remote/test_dispatcher.py --ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
 
 # Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
 test-gpu: $(VENV)/.ready
@@ -87,8 +106,8 @@ $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 		"tf-keras==2.21.0" "tf-agents==0.19.0" "tensorboard>=2.16,<3" "gymnax>=1.0,<2"
 	touch $@
 
-TF_TESTS := tests/dialects/test_tf_agents.py tests/envs/test_quick_time_steps.py tests/examples/test_tensorflow.py \
-	tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
+TF_TESTS := tests/dialects/test_tf_agents.py tests/dialects/test_face_contract.py tests/envs/test_quick_time_steps.py \
+	tests/examples/test_tensorflow.py tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
 
 test-tf: $(TF_VENV)/.ready
 	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(TF_TESTS)

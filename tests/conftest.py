@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import core
 import shoal
 from envs import CountEnv
 from shoal.backends import launch
@@ -48,10 +49,50 @@ if importlib.util.find_spec("tf_agents"):
     launch.PRELOAD.append("tf_agents.environments")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--core", action="store_true", help="only the core of every suite: see tests/core.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --core, files that have no row there are not even imported."""
+    if config.getoption("--core") and collection_path.suffix == ".py" and core.row_of(collection_path) is None:
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--core"):
+        left_out = [item for item in items if not core.is_core(item.path, item.name)]
+        items[:] = [item for item in items if core.is_core(item.path, item.name)]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     """Every local backend in turn."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the session, of all processes that run its tests."""
+    root = tmp_path_factory.getbasetemp()
+    return root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def caches(shared_folder: Path) -> Iterator[None]:
+    """What tests, and the scripts that they run, compile is compiled once in a session, and kept nowhere else."""
+    caches = {
+        "SHOAL_CACHE_DIR": str(shared_folder / "shoal-cache"),
+        "JAX_COMPILATION_CACHE_DIR": str(shared_folder / "jax-cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in caches.items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture

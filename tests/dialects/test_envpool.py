@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, ReusedBufferEnv, SpaceEnv
-from shoal import BadAction, BadEnv, CallPending, EnvError, NothingPending, PoolClosed, ResetNeeded
+from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv
+from shoal import BadAction, BadEnv, CallPending, EnvError, NothingPending, ResetNeeded
 from shoal.dialects import envpool
 from shoal.dialects.gymnasium import SyncVectorEnv
 from shoal.support.optional_dependencies import install
@@ -205,7 +205,7 @@ def test_seeds_are_spread_as_envpool_does() -> None:
             env.seed(3)
 
 
-def test_a_step_before_any_reset_is_one() -> None:
+def test_elapsed_steps_count_from_the_step_that_is_a_reset() -> None:
     with envpool.make(CountEnv, num_envs=3, seed=0, backend="serial") as env:
         obs, reward, _, _, info = env.step(np.array([3, 3, 3]))
         assert obs.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
@@ -295,19 +295,6 @@ def same(space: Any, one: Any, other: Any) -> bool:
     if isinstance(space, spaces.Graph):
         return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True) if a is not None)
     return bool(np.array_equal(one, other))
-
-
-def test_arrays_are_the_callers_own() -> None:
-    with envpool.make(ReusedBufferEnv, num_envs=3, backend="serial") as env:
-        first, _ = env.reset()
-        kept = first.copy()
-        actions = np.ones((3, 2))
-        obs, reward, *_ = env.step(actions)
-        assert (first == kept).all()
-        assert reward.tolist() == [4, 4, 4]
-        assert (actions == 1).all()
-        obs[:] = -1
-        assert env.step(actions)[0][:, 1].tolist() == [2, 2, 2]
 
 
 # ---- some envs -----------------------------------------------------------------------------------------------------
@@ -534,23 +521,13 @@ def test_an_env_that_raises_is_named_and_can_be_reset(backend: Any) -> None:
             env.reset()
 
 
-def test_after_close_everything_says_so() -> None:
-    env = envpool.make(CountEnv, num_envs=2, backend="serial")
-    env.reset()
-    assert not env.closed
-    env.close()
-    env.close(terminate=True)
-    assert env.closed
-    for call in (env.reset, env.recv, env.async_reset, lambda: env.step(zeros(2)), lambda: env.send(zeros(2))):
-        with pytest.raises(PoolClosed):
-            call()
-
-
 def test_nothing_is_left_in_the_middle_of_a_batch(nothing_left_behind: None) -> None:
     env = envpool.make(CountEnv, num_envs=3, batch_size=2, num_threads=2, backend="processes")
     env.async_reset()
     env.recv()
-    env.close()
+    assert not env.closed
+    env.close(terminate=True)  # as Gymnasium's may be called
+    assert env.closed
 
 
 def test_an_env_that_was_forgotten_is_closed() -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -23,25 +20,13 @@ from contract.lockstep import assert_same
 from dialects.sb3_envs import (
     RGB,
     FragileEnv,
-    boxed,
     short,
 )
 from dialects.sb3_kit import EnvFn, zeros
-from envs import SPACES, CountEnv, FailEnv, GateEnv, SpaceEnv
+from envs import SPACES, CountEnv, FailEnv, SpaceEnv
 from shoal.dialects import sb3 as face
 
 # ---- the state of a step ------------------------------------------------------------------------------------
-
-
-def test_halves_of_a_step(venv: Any) -> None:
-    theirs = sb3.DummyVecEnv([RGB] * 3)
-    for either in (venv, theirs):
-        either.seed(3)
-        either.reset()
-    for turn in range(12):
-        for either in (venv, theirs):
-            either.step_async((zeros() + turn) % 4)
-        assert_same(venv.step_wait(), theirs.step_wait(), f"step {turn}")
 
 
 def test_reset_cancels_a_step(make: Callable[[list[EnvFn]], Any]) -> None:
@@ -64,13 +49,6 @@ def test_a_second_step_while_one_is_pending(venv: Any) -> None:
         with pytest.raises(shoal.ShoalError, match="step_wait"):
             again(zeros())
     assert venv.step_wait()[1].tolist() == [1, 1, 1]
-
-
-def test_waiting_for_nothing(venv: Any) -> None:
-    venv.reset()
-    with pytest.raises(shoal.errors.NothingPending):
-        venv.step_wait()
-    assert venv.step(zeros())[1].tolist() == [1, 1, 1]
 
 
 def test_a_step_before_the_first_reset(make: Callable[[list[EnvFn]], Any]) -> None:
@@ -112,46 +90,6 @@ def test_subclasses_that_override_half_of_a_step(half: type) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_close_twice_and_use_after_it(make: Callable[[list[EnvFn]], Any]) -> None:
-    with make([CountEnv] * 3) as venv:
-        venv.reset()
-        venv.close()
-        venv.close()
-    for use in (
-        venv.reset,
-        venv.step_wait,
-        lambda: venv.step(zeros()),
-        lambda: venv.step_async(zeros()),
-        lambda: venv.get_attr("value"),
-        lambda: venv.set_attr("value", 1),
-        lambda: venv.env_method("pid"),
-        lambda: venv.has_attr("value"),
-        lambda: venv.env_is_wrapped(gymnasium.Wrapper),
-    ):
-        with pytest.raises(shoal.errors.PoolClosed):
-            use()
-
-
-@pytest.mark.usefixtures("nothing_left_behind")
-def test_close_while_a_step_is_pending(make: Callable[[list[EnvFn]], Any]) -> None:
-    venv = make([CountEnv] * 3)
-    venv.reset()
-    venv.step_async(zeros())
-    venv.close()
-    assert venv.closed
-
-
-@pytest.mark.usefixtures("nothing_left_behind")
-def test_close_while_a_step_hangs(gate: Path) -> None:
-    venv = face.SubprocVecEnv([partial(GateEnv, gate)] * 2, num_workers=2)
-    venv.reset()
-    venv.step_async(np.array([0, 3]))
-    venv.pool.close(timeout=0.1)
-    venv.close()
-    assert venv.closed
-
-
-@pytest.mark.usefixtures("nothing_left_behind")
 def test_one_that_is_let_go_closes_itself(make: Callable[[list[EnvFn]], Any]) -> None:
     venv = face.VecNormalize(face.VecFrameStack(make([CountEnv] * 3), 2))
     venv.reset()
@@ -160,51 +98,6 @@ def test_one_that_is_let_go_closes_itself(make: Callable[[list[EnvFn]], Any]) ->
 
 
 # ---- faults -------------------------------------------------------------------------------------------------
-
-
-def test_an_exception_of_an_env_keeps_its_type(make: Callable[[list[EnvFn]], Any]) -> None:
-    venv = make([partial(FailEnv, "step")] * 3)
-    for step in (step_whole, step_in_halves):
-        venv.seed(10)
-        venv.reset()
-        with pytest.raises(ValueError, match="bad joint") as caught:
-            step(venv, np.array([0, 3, 0]))
-        assert isinstance(caught.value, shoal.EnvError)
-        assert caught.value.env_id == 1
-        venv.seed(10)
-        assert venv.reset()[:, 0].tolist() == [10, 11, 12]
-        assert venv.step(zeros())[1].tolist() == [1, 1, 1]
-    venv.close()
-
-
-def step_whole(venv: Any, actions: Any) -> Any:
-    return venv.step(actions)
-
-
-def step_in_halves(venv: Any, actions: Any) -> Any:
-    venv.step_async(actions)
-    return venv.step_wait()
-
-
-def step_on(step: Callable[[Any, Any], Any], venv: Any) -> None:
-    """Until something happens: the kernel may need a moment to end a process."""
-    for _ in range(10_000):
-        step(venv, zeros(venv.num_envs))
-
-
-@pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("step", [step_whole, step_in_halves])
-def test_a_worker_that_was_killed(step: Callable[[Any, Any], Any]) -> None:
-    venv = face.SubprocVecEnv([CountEnv] * 4, num_workers=2)
-    venv.reset()
-    os.kill(venv.env_method("pid", indices=2)[0], signal.SIGKILL)
-    with pytest.raises(shoal.WorkerDied) as caught:
-        step_on(step, venv)
-    assert caught.value.env_ids == [2, 3]
-    assert venv.closed
-    with pytest.raises(shoal.errors.PoolClosed, match="SIGKILL"):
-        venv.reset()
-    venv.close()
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["raises", "dies"])
@@ -253,13 +146,6 @@ def test_envs_that_are_one_and_the_same(fns: Callable[[], list[EnvFn]]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
-@pytest.mark.parametrize("odd", [partial(boxed, 2.0), partial(boxed, n=4)], ids=["observations", "actions"])
-def test_spaces_that_differ(make: Callable[[list[EnvFn]], Any], odd: EnvFn) -> None:
-    with pytest.raises(shoal.errors.SpaceMismatch, match="env 2"):
-        make([boxed, boxed, odd])
-
-
-@pytest.mark.usefixtures("nothing_left_behind")
 def test_render_modes_that_differ(make: Callable[[list[EnvFn]], Any]) -> None:
     with pytest.raises(ValueError, match="env 1 has render_mode"):
         make([CountEnv, RGB])
@@ -288,22 +174,9 @@ def test_bad_functions(make: Callable[[list[EnvFn]], Any], fns: Any, error: Any)
     ids=str,
 )
 @pytest.mark.usefixtures("nothing_left_behind")
-def test_bad_options(options: dict[str, Any]) -> None:
+def test_options_that_a_vec_env_cannot_have(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         face.SubprocVecEnv([CountEnv] * 2, num_workers=1, **options)
-
-
-@pytest.mark.parametrize(
-    "actions",
-    [zeros(2), zeros(4), np.array([0, 9, 0]), np.array([0.5, 0, 0]), None, np.array(["a", "b", "c"])],
-    ids=["too few", "too many", "out of range", "halves", "None", "words"],
-)
-def test_bad_actions_move_nothing(venv: Any, actions: Any) -> None:
-    venv.reset()
-    for use in (venv.step, venv.step_async):
-        with pytest.raises(shoal.errors.BadAction):
-            use(actions)
-    assert venv.step(zeros())[1].tolist() == [1, 1, 1]
 
 
 def test_actions_as_a_list_and_out_of_a_boxs_bounds() -> None:

@@ -127,11 +127,6 @@ def test_specs_have_no_batch_dimension() -> None:
     theirs.close()
 
 
-def test_a_step_before_any_reset_is_one() -> None:
-    with ours("serial", CountPyEnv, 3) as env:
-        assert env.step(np.zeros(3, np.int32)).is_first().all()
-
-
 @pytest.mark.parametrize("kind", ["instances", "parallel"])
 def test_it_passes_the_check_of_tf_agents(kind: str) -> None:
     with ours(kind, CountPyEnv, 3) as env:

@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,24 @@ def alive(pid: int) -> bool:
         return False
 
 
+def held_by_others(names: Iterable[str]) -> set[str]:
+    """Those names in /dev/shm that other programs use: processes that this one has not started have them mapped."""
+    inodes: dict[str, str] = {}  # a semaphore is mapped under an older name of its file
+    for name in names:
+        with suppress(FileNotFoundError):
+            inodes[str(os.stat(f"/dev/shm/{name}").st_ino)] = name
+    if not inodes:
+        return set()
+    found: set[str] = set()
+    own = {os.getpid(), *descendants_of(os.getpid())}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it is gone, or another user's
+            if int(maps.parent.name) not in own:
+                mapped = [line.split(None, 5)[4] for line in maps.read_text().splitlines() if "/dev/shm/" in line]
+                found.update(inodes[inode] for inode in mapped if inode in inodes)
+    return found
+
+
 @dataclass(frozen=True)
 class Traces:
     """What a process could leave behind."""
@@ -95,7 +113,8 @@ class Traces:
         """What is there now and was not then, in words."""
         left = [f"worker {pid}" for pid in self.workers - before.workers]
         left += [f"thread {ident}" for ident in self.threads - before.threads]
-        left += [f"/dev/shm/{name}" for name in self.shared - before.shared]
+        shared = self.shared - before.shared
+        left += [f"/dev/shm/{name}" for name in shared - held_by_others(shared)]
         if self.descriptors > before.descriptors:
             left.append(f"{self.descriptors - before.descriptors} descriptors")
         return left

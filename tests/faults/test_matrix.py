@@ -64,7 +64,7 @@ def start(backend: str, method: str, fault: str, moment: str, policy: str) -> Po
         fns[3] = functools.partial(DeedEnv, {"constructor": fault})
     options: dict[str, Any] = {"on_error": policy, "start_method": method}
     if fault == "hang":
-        options["start_timeout"] = 2.0 if moment == "constructor" else 5.0  # will be waited for to the end, or not
+        options["start_timeout"] = 2.0 if moment == "constructor" else 30.0  # will be waited for to the end, or not
     if backend in ("threads", "processes"):
         options["step_timeout"] = LIMIT
     pool = open_pool(fns, None, backend, **options)

@@ -26,15 +26,15 @@ def xla_flags() -> str:
     return flags
 
 
-# Before anybody imports JAX.
+# Before JAX is imported.
 os.environ.setdefault("XLA_FLAGS", xla_flags())
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+def compiled_once(caches: None) -> None:
     """Where several tests make the same program, JAX compiles it for the first of them only."""
-    if "jax" in sys.modules:
+    if "jax" in sys.modules:  # and has read its variables before they were set
         jax = sys.modules["jax"]
-        jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -65,6 +65,11 @@ class Worker(ABC):
         return None
 
     @property
+    def building(self) -> int | None:
+        """The env that it builds; None before the first, and where that cannot be known."""
+        return None
+
+    @property
     def replaceable(self) -> bool:
         """Whether another one can take its place, once it is gone."""
         return True
@@ -186,6 +191,12 @@ class Worker(ABC):
             self._replies[message.ticket] = message
         elif isinstance(message, list):
             self._notes.update((note.lane, note) for note in message)
+
+    def describe_late_start(self) -> str:
+        """What is known of a worker whose envs are not all built in time."""
+        if self.building is None:
+            return f"worker {self.index} (envs {self.start} to {self.stop - 1}) has not begun to build envs"
+        return f"worker {self.index} is still building env {self.building}"
 
     def _timed_out(self, deadline: Deadline) -> StepTimeout:
         return StepTimeout(

@@ -20,7 +20,16 @@ from shoal import native
 from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.launch import start_process
 from shoal.backends.mail import unpack
-from shoal.backends.worker_main import DING, STACK_SIGNAL, Assignment, ConnectionBell, SharedFile, main
+from shoal.backends.worker_main import (
+    BUILDING_BYTES,
+    DING,
+    STACK_SIGNAL,
+    Assignment,
+    ConnectionBell,
+    SharedFile,
+    encode_building,
+    main,
+)
 from shoal.errors import WorkerDied
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import dumps
@@ -57,8 +66,9 @@ class ProcessWorker(Worker):
         self._pid: int | None = None
         self._self: processes.Process | None = None  # tells it from a later process of the same pid
         self._pidfd = -1
-        self._descendants: list[processes.Process] = []  # its descendants when we ended it
-        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), 0
+        self._descendants: list[processes.Process] = []  # as they were when we ended it
+        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), BUILDING_BYTES
+        os.write(self._crash_log, encode_building(-1))
         try:
             self._connection, self._child_end = Pipe(duplex=True)
         except OSError:
@@ -219,6 +229,11 @@ class ProcessWorker(Worker):
         """The env that it is running, or was running when it died."""
         lane = 0 if self._stats is None else int(self._stats[native.STAT_AT])
         return abs(lane) - 1 if lane else None
+
+    @property
+    def building(self) -> int | None:
+        env_id = int.from_bytes(os.pread(self._crash_log, BUILDING_BYTES, 0), "little", signed=True)
+        return None if env_id < 0 else env_id
 
     def look_at_memory(self) -> None:
         pid = self.pid

@@ -53,6 +53,7 @@ class ThreadWorker(Worker):
         self._ring: Any = None
         self._state = "starting"
         self._leaving = False
+        self._building: int | None = None
         self._stepper: Any
         # Daemon: an env that never returns must not keep the interpreter from leaving.
         self._thread = threading.Thread(target=self._main, name=f"shoal-{self.index}", daemon=True)
@@ -60,6 +61,10 @@ class ThreadWorker(Worker):
     @property
     def state(self) -> str:
         return self._state
+
+    @property
+    def building(self) -> int | None:
+        return self._building
 
     @property
     def bell(self) -> EventBell:
@@ -129,9 +134,12 @@ class ThreadWorker(Worker):
 
     # ---- in the thread ---------------------------------------------------------------------------------------
 
+    def _note_building(self, env_id: int) -> None:
+        self._building = env_id
+
     def _main(self) -> None:
         try:
-            envs, summary = build_envs(self._env_fns, self.start)
+            envs, summary = build_envs(self._env_fns, self.start, announce=self._note_building)
         except BuildError as error:
             self._outbox.put(error)
             return

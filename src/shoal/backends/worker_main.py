@@ -33,6 +33,7 @@ from shoal.worker.measurement import time_steps
 
 __all__ = ["Assignment", "dumps_summary", "main"]
 
+BUILDING_BYTES = 8  # at the beginning of a crash log
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
 
@@ -123,12 +124,18 @@ def _open_shared(handle: Any) -> SharedFile:
     return SharedFile(handle.detach())
 
 
+def encode_building(env_id: int) -> bytes:
+    """The first bytes of a crash log: which env is being built, -1 for none yet."""
+    return env_id.to_bytes(BUILDING_BYTES, "little", signed=True)
+
+
 def main(connection: Connection, assignment: bytes, inherited: list[int], crash_log: SharedFile) -> None:
     """The process's life.
 
     Args:
         inherited: descriptors of the caller's that a fork brought along.
-        crash_log: where the Python stack goes when the process crashes, or is asked for it.
+        crash_log: where the Python stack goes when the process crashes, or is asked for it. Its first bytes say which
+            env is being built.
     """
     for fd in inherited:
         os.close(fd)
@@ -141,7 +148,7 @@ def main(connection: Connection, assignment: bytes, inherited: list[int], crash_
     # An error in the channel means that the caller is gone, or has closed it: there is nothing left to say.
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            _work(connection, cloudpickle.loads(assignment))
+            _work(connection, cloudpickle.loads(assignment), crash_log.fd)
     finally:
         processes.end_children()  # multiprocessing would wait for its own; the caller ends those that have left us
 
@@ -161,13 +168,14 @@ def _leave_with_caller(fd: int) -> None:
     os._exit(0)
 
 
-def _work(connection: Connection, assignment: Assignment) -> None:
+def _work(connection: Connection, assignment: Assignment, crash_log: int) -> None:
     os.environ.clear()
     hide_forked_mpi()
     os.environ.update(assignment.environ)
     processes.found_family(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
+    building = lambda env_id: os.pwrite(crash_log, encode_building(env_id), 0)  # noqa: E731
     try:
         install_registry(assignment.registry)
         loaded: dict[bytes, Callable[[], Any]] = {}
@@ -175,7 +183,7 @@ def _work(connection: Connection, assignment: Assignment) -> None:
             if data not in loaded:
                 loaded[data] = cloudpickle.loads(data)
         env_fns = [loaded[data] for data in assignment.env_fns]
-        envs, summary = build_envs(env_fns, assignment.start)
+        envs, summary = build_envs(env_fns, assignment.start, announce=building)
     except BuildError as error:
         connection.send_bytes(dumps((error.env_id, error.error)))
         return

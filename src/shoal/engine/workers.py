@@ -16,7 +16,7 @@ from shoal.backends.base import BlockSpec, Worker, split
 from shoal.backends.inline import InlineWorker
 from shoal.engine.replacement import Replacement
 from shoal.envs.functions import EnvFn
-from shoal.errors import BadEnv, PoolClosed, ShoalError, SpaceMismatch, StartError
+from shoal.errors import BadEnv, EnvError, PoolClosed, ShoalError, SpaceMismatch, StartError, StepTimeout
 from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
@@ -98,7 +98,7 @@ class Workers:
                 self.backend.launch(worker)
             # The caller's own block last, while the others build theirs.
             order = sorted(self._all, key=lambda worker: worker is self.inline)
-            self._summaries = {worker.index: worker.built(deadline) for worker in order}
+            self._summaries = _built(order, deadline)
         except ShoalError:
             raise  # which may be an OSError too: a timeout is one, and an env's own may be
         except OSError as error:
@@ -205,7 +205,7 @@ class Workers:
         deadline = Deadline.after(self._start_timeout)
         worker = replacement.worker = self.backend.new_successor(self._env_blocks[index])
         self.backend.launch(worker)
-        summary = worker.built(deadline)
+        summary = _built([worker], deadline)[index]
         if _shape(summary) != _shape(self._summaries[index]):
             raise SpaceMismatch(f"the envs of worker {index} have other spaces than before its restart")
         worker.start, worker.stop = self.blocks[index]
@@ -270,6 +270,31 @@ class Workers:
 
 def _close_into(errors: list[tuple[int, Any]], worker: Worker, deadline: Deadline) -> None:
     errors += worker.close(deadline)
+
+
+def _built(workers: Sequence[Worker], deadline: Deadline) -> dict[int, BlockSummary]:
+    """What each worker says of its envs, by its index, once they are built.
+
+    At the deadline all workers are asked once more, so that the error names each env that is not built, and only those:
+    a worker that was merely started later than another must not be blamed for it.
+    """
+    summaries: dict[int, BlockSummary] = {}
+    late: list[Worker] = []
+    for worker in workers:
+        if late and isinstance(worker, InlineWorker):
+            break  # its envs would be built here and now
+        try:
+            summaries[worker.index] = worker.built(deadline)
+        except StepTimeout as error:
+            if isinstance(error, EnvError):
+                raise  # the env's own
+            late.append(worker)
+    if late:
+        envs = [env_id for worker in late for env_id in range(worker.building or worker.start, worker.stop)]
+        late.sort(key=lambda worker: worker.building is None)
+        words = "; ".join(worker.describe_late_start() for worker in late)
+        raise StepTimeout(f"not all envs were built within {deadline.seconds} s: {words}", envs)
+    return summaries
 
 
 def _quietly(act: Callable[[], None]) -> None:

