@@ -160,16 +160,16 @@ def field(num_envs: int, steps: int) -> dict[str, Callable[[int], None]]:
 
 def measure(num_envs: int, steps: int, rounds: int) -> dict[str, Any]:
     """Steps/s of everybody, in turns; in each round also as multiples of JAX doing the same work."""
-    crew = field(num_envs, steps)
-    for run in crew.values():
+    contenders = field(num_envs, steps)
+    for run in contenders.values():
         run(steps)
         run(steps)
         wait()
-    rates: dict[str, list[float]] = {name: [] for name in crew}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds):
-        for name in list(crew) if turn % 2 == 0 else list(crew)[::-1]:
+        for name in list(contenders) if turn % 2 == 0 else list(contenders)[::-1]:
             began = time.perf_counter()
-            crew[name](steps)
+            contenders[name](steps)
             wait()
             rates[name].append(num_envs * steps / (time.perf_counter() - began))
     others = rates.get("JAX, same work", [])

@@ -143,21 +143,21 @@ class Contender:
 
 def measure(n: int, steps: int, rounds: int, unroll: int) -> dict[str, dict[str, Any]]:
     """Steps per second of everybody, in turns."""
-    crew = {name: Contender(*made) for name, made in field(n, steps, unroll).items()}
-    for one in crew.values():
+    contenders = {name: Contender(*made) for name, made in field(n, steps, unroll).items()}
+    for one in contenders.values():
         one.turn()  # compiles
         one.turn()
         one.episodes = 0
-    rates: dict[str, list[float]] = {name: [] for name in crew}
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(rounds):
-        order = list(crew) if turn % 2 == 0 else list(crew)[::-1]
+        order = list(contenders) if turn % 2 == 0 else list(contenders)[::-1]
         for name in order:
-            rates[name].append(n * steps / crew[name].turn())
+            rates[name].append(n * steps / contenders[name].turn())
     results = {}
     for name, values in rates.items():
         against = rates.get("gymnax", rates["shoal, lean"])
         ratios = [mine / theirs for mine, theirs in zip(values, against, strict=True)]
-        length = n * steps * rounds / max(1, crew[name].episodes)
+        length = n * steps * rounds / max(1, contenders[name].episodes)
         results[name] = {"rates": values, "ratio": statistics.median(ratios), "episode_length": length}
     return results
 

@@ -1,6 +1,6 @@
 """All forms of autoreset answer as one table says: see `shoal.envs.autoreset`, their model.
 
-The form on GPUs is compared in `tests/gpu/test_autoreset.py`.
+The form on GPUs is compared in `tests/compiled/cuda/test_autoreset.py`.
 """
 
 from __future__ import annotations
