@@ -88,6 +88,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     ) -> None:
         """Start a reset; its result comes with `reset_wait`."""
         self._begin("reset_async")
+        if isinstance(seed, Sequence | np.ndarray) and len(seed) != self.num_envs:
+            raise ValueError(
+                f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
+                f"length={len(seed)}."
+            )
         seeds = spread_seed(seed, np.arange(self.num_envs))
         self._reset_ids, options = split_reset_mask(options, self.num_envs)
         if self._reset_ids is not None:
