@@ -14,41 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from shoal.native.counters import (
-    POOL_BATCHES,
-    POOL_BEGAN_NS,
-    POOL_CALLER_NS,
-    POOL_COPY_NS,
-    POOL_SINCE_NS,
-    POOL_STRAGGLER_NS,
-    POOL_WAIT_NS,
-    POOL_WAKE_NS,
-    POSTED_NS,
-    STAT_AT,
-    STAT_EPISODES,
-    STAT_RESET_NS,
-    STAT_SINCE_NS,
-    WorkerCounters,
-)
+from shoal.native import layout
+from shoal.native.counters import POSTED_NS, WorkerCounters
 
 __all__ = ["Bell", "Block", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize"]
 
 Array = npt.NDArray[Any]
 
-OP_STEP, OP_RESET, OP_RESTART = 0, 1, 2
-LANE_IDLE, LANE_PENDING = 0, 1
-COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = -1, -2, -4, -5
-POST_OK, POST_BUSY_LANE = 0, 1
-AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
-ACTION_SCALAR, ACTION_ROW, ACTION_CALL = 0, 1, 2
-
-_LANE_OFFSETS = (
-    "pool_bell", "worker_bells", "requested", "answered", "op", "slot", "done_ns", "status", "pool_stats",
-)  # fmt: skip
-_BLOCK_LANE_FIELDS = ("requested", "answered", "op", "slot", "done_ns", "ended", "run_return", "run_length")
-_BLOCK_FRAME_FIELDS = (
-    "reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length",
-)  # fmt: skip
+ACTION_SCALAR, ACTION_ROW, ACTION_CALL = layout.ACTION_SCALAR, layout.ACTION_ROW, layout.ACTION_CALL
+AUTORESET = layout.AUTORESET
+_FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
 
 
 class Bell(Protocol):
@@ -97,7 +72,7 @@ class Lanes:
         self._status = slab.array("status")
         self._posted_ns = slab.array("worker_bells").view(np.int64)[:, POSTED_NS]
         self._counts = slab.array("pool_stats")
-        self._counts[POOL_BEGAN_NS] = self._counts[POOL_SINCE_NS] = time.monotonic_ns()
+        self._counts[layout.POOL_BEGAN_NS] = self._counts[layout.POOL_SINCE_NS] = time.monotonic_ns()
         self._taken = False
         self._alarmed = False
         self._in_use = threading.Lock()
@@ -122,17 +97,17 @@ class Lanes:
         """For the C core's `step`, too."""
 
     def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int, patience_ns: int) -> int:
-        """Post and collect of all lanes in one call: slot | status << 8. NOT_TAKEN by the twin, always."""
-        return NOT_TAKEN
+        """Post and collect of all lanes in one call: slot | status << 8. layout.NOT_TAKEN by the twin, always."""
+        return layout.NOT_TAKEN
 
     def post(self, ids: Array | None, op: int) -> int:
-        """Ask lanes (None: all) for an operation. POST_BUSY_LANE, with nothing touched, if one was not idle."""
+        """Ask lanes (None: all) for an operation. layout.POST_BUSY_LANE, with nothing touched, if one was not idle."""
         if self._in_use.locked():
-            return IN_USE
+            return layout.IN_USE
         lanes: Any = slice(None) if ids is None else ids
         if self._state[lanes].any():
-            return POST_BUSY_LANE
-        self._state[lanes] = LANE_PENDING
+            return layout.POST_BUSY_LANE
+        self._state[lanes] = layout.LANE_PENDING
         self._slot[lanes] = (self._slot[lanes] + 1) % self._frames
         self._op[lanes] = op
         self._requested[lanes] += np.uint64(1)
@@ -141,23 +116,23 @@ class Lanes:
             if not self._posted_ns[worker]:
                 self._posted_ns[worker] = now
             self._bells[worker].ring()
-        self._counts[POOL_SINCE_NS] = now
-        return POST_OK
+        self._counts[layout.POOL_SINCE_NS] = now
+        return layout.POST_OK
 
     def arrive(self) -> None:
         """The caller has come back: it was elsewhere since its last call ended."""
         if not self._in_use.locked():
             now = time.monotonic_ns()
-            self._counts[POOL_CALLER_NS] += now - self._counts[POOL_SINCE_NS]
-            self._counts[POOL_SINCE_NS] = now
+            self._counts[layout.POOL_CALLER_NS] += now - self._counts[layout.POOL_SINCE_NS]
+            self._counts[layout.POOL_SINCE_NS] = now
             self._taken = False
 
     def handed(self) -> None:
         """What was taken is the caller's now: it was copied, or viewed, since it was taken."""
         if self._taken:
             now = time.monotonic_ns()
-            self._counts[POOL_COPY_NS] += now - self._counts[POOL_SINCE_NS]
-            self._counts[POOL_SINCE_NS] = now
+            self._counts[layout.POOL_COPY_NS] += now - self._counts[layout.POOL_SINCE_NS]
+            self._counts[layout.POOL_SINCE_NS] = now
             self._taken = False
 
     def collect(
@@ -180,7 +155,7 @@ class Lanes:
             the very threads it waits for.
         """
         if not self._in_use.acquire(blocking=False):
-            return IN_USE, 0, -1, 0
+            return layout.IN_USE, 0, -1, 0
         began = time.monotonic_ns()
         try:
             if run is not None:
@@ -188,15 +163,15 @@ class Lanes:
             ready = self._wait(need, wanted, deadline_ns)
         finally:
             now = time.monotonic_ns()
-            self._counts[POOL_WAIT_NS] += now - began
-            self._counts[POOL_SINCE_NS] = now
+            self._counts[layout.POOL_WAIT_NS] += now - began
+            self._counts[layout.POOL_SINCE_NS] = now
             self._in_use.release()
         if isinstance(ready, int):
             return ready, 0, -1, 0
         if len(ready) > need:
             ready = np.sort(ready[np.argsort(self._done_ns[ready], kind="stable")[:need]])
         out[:need] = ready
-        self._state[ready] = LANE_IDLE
+        self._state[ready] = layout.LANE_IDLE
         self._count_batch(ready, began, now)
         first, slots = int(ready[0]), self._slot[ready]
         one_run = int(ready[-1]) - first == need - 1 and bool((slots == slots[0]).all())
@@ -210,18 +185,18 @@ class Lanes:
         finished = [int(done[owner == worker].max()) for worker in np.unique(owner)]
         last = max(finished)
         if not self._state.any():
-            self._counts[POOL_STRAGGLER_NS] += last - sum(finished) // len(finished)
-        self._counts[POOL_WAKE_NS] += max(0, now - last)
-        self._counts[POOL_BATCHES] += 1
+            self._counts[layout.POOL_STRAGGLER_NS] += last - sum(finished) // len(finished)
+        self._counts[layout.POOL_WAKE_NS] += max(0, now - last)
+        self._counts[layout.POOL_BATCHES] += 1
         self._taken = True
 
     def _wait(self, need: int, wanted: Array | None, deadline_ns: int) -> Array | int:
         while True:
             if self._alarmed:  # first: where others are always ready, nobody would ever hear of the one that is gone
-                return COLLECT_ALARM
+                return layout.COLLECT_ALARM
             done = self._answered == self._requested
             # A lane that was reset alone has a leader that was asked nothing.
-            ready = np.flatnonzero((self._state == LANE_PENDING) & done & done[self._leader])
+            ready = np.flatnonzero((self._state == layout.LANE_PENDING) & done & done[self._leader])
             if wanted is not None:
                 ready = np.intersect1d(ready, wanted)
             elif self._window and need == self._window:
@@ -230,7 +205,7 @@ class Lanes:
                 return ready
             left = _seconds_left(deadline_ns)
             if left == 0.0:
-                return COLLECT_TIMEOUT
+                return layout.COLLECT_TIMEOUT
             self._bell.sleep(left)
 
     def _first_window(self, ready: Array) -> Array:
@@ -244,7 +219,7 @@ class Lanes:
         return np.arange(first, first + self._window)
 
     def alarm(self) -> None:
-        """Wake whoever waits in collect, which then returns COLLECT_ALARM until heard()."""
+        """Wake whoever waits in collect, which then returns layout.COLLECT_ALARM until heard()."""
         self._alarmed = True
         self._bell.ring()
 
@@ -298,7 +273,7 @@ class Block:
         self._ended, self._counters = slab.array("ended"), WorkerCounters(slab, worker)
         self._stats, self._was_reset, self._waking = self._counters.stats, False, 0
         self._run_return, self._run_length = slab.array("run_return"), slab.array("run_length")
-        self._frame = {name: slab.array(name) for name in _BLOCK_FRAME_FIELDS}
+        self._frame = {name: slab.array(name) for name in _FRAME_FIELDS}
 
     def wait(self, deadline_ns: int, spin_ns: int) -> bool:
         """Sleep until rung or asked for something (True), or the deadline (False)."""
@@ -323,12 +298,12 @@ class Block:
 
     def enter(self, lane: int) -> None:
         """The env of this lane is about to be stepped, by whoever steps it."""
-        self._stats[STAT_SINCE_NS], self._stats[STAT_AT] = time.monotonic_ns(), lane + 1
+        self._stats[layout.STAT_SINCE_NS], self._stats[layout.STAT_AT] = time.monotonic_ns(), lane + 1
 
     def leave(self, lane: int) -> None:
         """It was."""
-        self._was_reset = self._op[lane] != OP_STEP
-        self._count(lane, time.monotonic_ns() - int(self._stats[STAT_SINCE_NS]))
+        self._was_reset = self._op[lane] != layout.OP_STEP
+        self._count(lane, time.monotonic_ns() - int(self._stats[layout.STAT_SINCE_NS]))
 
     def publish(self, ids: Array, began_ns: int) -> None:
         """These lanes, which were asked, have answered; for steppers that write the frames themselves.
@@ -339,7 +314,7 @@ class Block:
         self._done_ns[ids] = now
         for lane in ids.tolist():
             self._answered[lane] = self._requested[lane]
-        self._stats[STAT_AT] = 0
+        self._stats[layout.STAT_AT] = 0
         self._counters.passed(len(ids), self._waking, began_ns, now)
         self._waking = 0
         self._pool_bell.ring()
@@ -351,7 +326,7 @@ class Block:
         asked = self._asked()
         for lane in asked.tolist():
             sequence = self._requested[lane]
-            self._stats[STAT_SINCE_NS], self._stats[STAT_AT] = clock, lane + 1
+            self._stats[layout.STAT_SINCE_NS], self._stats[layout.STAT_AT] = clock, lane + 1
             try:
                 self._step(lane, int(self._slot[lane]))
             except BaseException as error:
@@ -365,7 +340,7 @@ class Block:
                 self._flush()
                 clock = time.monotonic_ns()  # the next env is not to blame for it
         if len(asked):
-            self._stats[STAT_AT] = 0
+            self._stats[layout.STAT_AT] = 0
             self._counters.passed(len(asked), waking, began, clock)
             if not self._publish_each:
                 self._pool_bell.ring()
@@ -375,13 +350,15 @@ class Block:
     def _count(self, lane: int, ns: int) -> None:
         """A lane is about to answer. Resets that were asked for are no steps."""
         if self._was_reset:
-            self._stats[STAT_RESET_NS] += ns
-        if self._op[lane] == OP_STEP:
+            self._stats[layout.STAT_RESET_NS] += ns
+        if self._op[lane] == layout.OP_STEP:
             self._counters.step(lane, ns)
 
     def _step(self, lane: int, slot: int) -> None:
         op = int(self._op[lane])
-        self._was_reset = op != OP_STEP or bool(self._ended[lane] and self._autoreset == AUTORESET["next_step"])
+        self._was_reset = op != layout.OP_STEP or bool(
+            self._ended[lane] and self._autoreset == layout.AUTORESET_NEXT_STEP
+        )
         if self._was_reset:
             self._special(lane, slot, op)
             return
@@ -403,12 +380,12 @@ class Block:
             array[slot, lane] = value
         if terminated or truncated:
             self._counters.episodes(1, float(self._run_return[lane]), int(self._run_length[lane]))
-            if self._autoreset == AUTORESET["same_step"]:
+            if self._autoreset == layout.AUTORESET_SAME_STEP:
                 began = time.monotonic_ns()
                 try:
                     self._finish(lane, slot, observation, info)
                 finally:
-                    self._stats[STAT_RESET_NS] += time.monotonic_ns() - began
+                    self._stats[layout.STAT_RESET_NS] += time.monotonic_ns() - began
                 return
             self._ended[lane] = 1
         self._store(lane, slot, observation)
@@ -431,17 +408,17 @@ class Block:
                 array[slot, lane] = 0
         self._frame["began"][slot, lane] = True
         self._ended[lane] = self._run_return[lane] = self._run_length[lane] = 0
-        self._stats[STAT_EPISODES] += 1
+        self._stats[layout.STAT_EPISODES] += 1
         self._store(lane, slot, observation)
         if not isinstance(info, dict) or info:
             self._note(lane, slot, info)
 
     def _action(self, lane: int) -> Any:
-        if self._action_kind == ACTION_CALL:
+        if self._action_kind == layout.ACTION_CALL:
             return self._actions(lane)
         row = self._actions[lane]
         # A copy: envs keep and change their actions, and the slab will hold the next one.
-        return row if self._action_kind == ACTION_SCALAR else row.copy()
+        return row if self._action_kind == layout.ACTION_SCALAR else row.copy()
 
 
 def outside(kind: str, values: Array, low: Array, high: Array) -> int:
@@ -518,9 +495,8 @@ def native_lanes(
     core: Any, slab: Any, state: Array, owner: Array, bells: Any, bell: Any, leader: Any = None, window: int = 0
 ) -> Any:
     """The C core's Lanes from the twin's arguments; futexes in the slab take the place of the bells."""
-    layout = slab.layout
-    offsets = tuple(layout.offset(name) for name in _LANE_OFFSETS)
-    return core.Lanes(slab.memory, state, owner, layout.lanes, layout.frames, layout.workers, offsets, leader, window)
+    plan = slab.layout
+    return core.Lanes(slab.memory, state, owner, plan.lanes, plan.frames, plan.workers, plan.offsets, leader, window)
 
 
 def native_block(
@@ -528,17 +504,8 @@ def native_block(
     leaves: Any, steps: Any, actions: Any, callbacks: Any, pool_bell: Any, bell: Any,
 ) -> Any:  # fmt: skip
     """The C core's Block from the twin's arguments."""
-    layout = slab.layout
-    offsets = (
-        layout.offset("pool_bell"),
-        layout.offset("worker_bells", worker),
-        *(layout.offset(name) for name in _BLOCK_LANE_FIELDS),
-        layout.offset("stats", worker),
-        *(layout.offset(name) for name in _BLOCK_FRAME_FIELDS),
-        *(layout.offset(name, worker) for name in ("episode_sums", "step_times")),
-        layout.offset("lane_stats"),
-    )
+    plan = slab.layout
     return core.Block(
-        slab.memory, layout.lanes, start, stop, autoreset, publish_each, action_kind, offsets,
+        slab.memory, worker, plan.lanes, start, stop, autoreset, publish_each, action_kind, plan.offsets,
         leaves, steps, actions, callbacks,
     )  # fmt: skip
