@@ -20,7 +20,9 @@ __all__ = ["InlineWorker", "SilentBell"]
 
 
 class SilentBell:
-    """A bell for somebody who never sleeps."""
+    """A bell that wakes no thread: the caller steps the envs itself."""
+
+    silent = True
 
     def ring(self) -> None:
         """Nobody to wake."""

@@ -117,6 +117,7 @@ class Slab:
         self.layout = layout
         self.memory = memory
         self.fd = fd
+        self.late_counters: weakref.WeakSet[Any] = weakref.WeakSet()  # what has counts that are not written yet
 
     @classmethod
     def create(cls, layout: Layout, shared: bool) -> Slab:
@@ -149,6 +150,11 @@ class Slab:
         shown = {row.name: self.layout.fields[row.name] for row in table.FIELDS if row.shown}
         fields = {name: [field.offset, field.dtype.str, field.shape] for name, field in shown.items()}
         header.write(self.array("header"), {**facts, "fields": fields, "columns": table.COLUMNS})
+
+    def settle(self) -> None:
+        """Have all counts of this process written; for readers of `lane_stats` and `step_times`."""
+        for counters in list(self.late_counters):
+            counters.settle()
 
     def withdraw(self) -> None:
         """Say no more that this is a running pool's: arrays of it, and so the region, may outlive the pool."""

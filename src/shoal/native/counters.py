@@ -13,16 +13,22 @@ import numpy.typing as npt
 
 from shoal.native import layout
 
-__all__ = ["WorkerCounters", "bucket", "bucket_edges"]
+__all__ = ["WorkerCounters", "bucket", "bucket_edges", "flat"]
 
 Array = npt.NDArray[Any]
 
 globals().update(layout.CONSTANTS)  # so that `counters.STAT_AT` is `layout.STAT_AT`
+QUICK_PASS_NS = 50_000
 POSTED_NS = 2  # in a worker's row of `worker_bells`, read as int64: since when a request waits
 
 if TYPE_CHECKING:
 
     def __getattr__(name: str) -> int: ...
+
+
+def flat(array: Array) -> Any:
+    """All items of an array in one row, as a memoryview: it reads and writes a number in a fifth of an array's time."""
+    return memoryview(array.reshape(-1))  # type: ignore[arg-type]
 
 
 def bucket(ns: int) -> int:
@@ -42,13 +48,20 @@ def bucket_edges() -> Array:
 
 
 class WorkerCounters:
-    """What one worker counts in Python."""
+    """What one worker counts in Python; its lanes are `start` up to `stop`."""
 
-    def __init__(self, slab: Any, worker: int):
+    def __init__(self, slab: Any, worker: int, start: int = 0, stop: int = 0):
         self.stats: Array = slab.array("stats")[worker]
-        self._sums, self._times = slab.array("episode_sums")[worker], slab.array("step_times")[worker]
-        self._lanes = slab.array("lane_stats")
-        self._bell = slab.array("worker_bells").view(np.int64)[worker]
+        self._stats, self._sums = flat(self.stats), flat(slab.array("episode_sums")[worker])
+        self._times = flat(slab.array("step_times")[worker])
+        lanes = slab.array("lane_stats")
+        self._lanes, self._start = flat(lanes), start
+        self._own = lanes[start:stop]
+        # Steps that are counted and not yet written, see `settle`: their number for each lane, their time, by bucket.
+        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
+        self.slow = True
+        slab.late_counters.add(self)
+        self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
         self._idle_since = 0
 
     def waking(self, now_ns: int) -> int:
@@ -56,16 +69,55 @@ class WorkerCounters:
 
         Asked in passes without any lane too: a request that came during the last pass may have been answered by it.
         """
-        posted, self._bell[POSTED_NS] = int(self._bell[POSTED_NS]), 0
-        return max(0, now_ns - max(posted, self._idle_since)) if posted else 0
+        posted: int = self._bell[POSTED_NS]
+        if not posted:
+            return 0
+        self._bell[POSTED_NS] = 0
+        return max(0, now_ns - max(posted, self._idle_since))
 
     def step(self, lane: int, ns: int) -> None:
         """One env has stepped, an autoreset included; `lane` is its first."""
-        row = self._lanes[lane]
-        row[layout.LANE_STEPS] += 1
-        row[layout.LANE_NS] += ns
-        row[layout.LANE_LONGEST_NS] = max(int(row[layout.LANE_LONGEST_NS]), ns)
+        lanes, at = self._lanes, lane * layout.LANE_WIDTH
+        lanes[at + layout.LANE_STEPS] += 1
+        lanes[at + layout.LANE_NS] += ns
+        if ns > lanes[at + layout.LANE_LONGEST_NS]:
+            lanes[at + layout.LANE_LONGEST_NS] = ns
         self._times[bucket(ns)] += 1
+
+    def stepped(self, done: int, took: int, clocks: list[int] | None) -> None:
+        """The envs from `start` on have stepped one after the other.
+
+        Args:
+            done: how many.
+            took: their time.
+            clocks: when the first one began and when each one was done. None in a pass after one that took no longer
+                than QUICK_PASS_NS: all steps count as equally long then, since to read a clock for each would cost as
+                much as the steps themselves.
+        """
+        self.slow = took > QUICK_PASS_NS
+        if clocks is not None:
+            for i in range(done):
+                self.step(self._start + i, clocks[i + 1] - clocks[i])
+        elif done == len(self._own):
+            self._late_steps += 1
+            self._late_ns += took
+            self._late_times[bucket(took // done)] += done
+        else:
+            for lane in range(self._start, self._start + done):
+                self.step(lane, took // done)
+
+    def settle(self) -> None:
+        """Write what `stepped` has only noted; called before the counters of single lanes are read."""
+        if not self._late_steps:
+            return
+        each, longest = self._late_ns // len(self._own), self._own[:, layout.LANE_LONGEST_NS]
+        self._own[:, layout.LANE_STEPS] += self._late_steps
+        self._own[:, layout.LANE_NS] += each
+        np.maximum(longest, each // self._late_steps, out=longest)
+        for i, count in enumerate(self._late_times):
+            if count:
+                self._times[i] += count
+        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
 
     def episodes(self, count: int, returns: float, lengths: float) -> None:
         """Episodes have ended: the sums of their returns and lengths."""
@@ -74,9 +126,11 @@ class WorkerCounters:
         self._sums[layout.SUM_LENGTH] += lengths
 
     def passed(self, steps: int, waking_ns: int, began_ns: int, now_ns: int) -> None:
-        """A pass that had something to do is over."""
-        self.stats[layout.STAT_STEPS] += steps
-        self.stats[layout.STAT_PASSES] += 1
-        self.stats[layout.STAT_WAKE_NS] += waking_ns
-        self.stats[layout.STAT_BUSY_NS] += now_ns - began_ns
+        """A pass that had something to do is over; the worker is busy with no env."""
+        stats = self._stats
+        stats[layout.STAT_STEPS] += steps
+        stats[layout.STAT_PASSES] += 1
+        stats[layout.STAT_WAKE_NS] += waking_ns
+        stats[layout.STAT_BUSY_NS] += now_ns - began_ns
+        stats[layout.STAT_SINCE_NS], stats[layout.STAT_AT] = now_ns, 0
         self._idle_since = now_ns

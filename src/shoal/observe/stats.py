@@ -111,6 +111,7 @@ class Counts:
     @classmethod
     def read(cls, slab: Slab, now_ns: int) -> Counts:
         """A copy of them; the caller is taken to be outside of the pool."""
+        slab.settle()
         pool = slab.array("pool_stats").copy()
         pool[c.POOL_CALLER_NS] += max(0, now_ns - pool[c.POOL_SINCE_NS])
         workers, episodes = slab.array("stats").copy(), slab.array("episode_sums").copy()
