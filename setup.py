@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 import sysconfig
@@ -24,24 +25,7 @@ class Wheel(bdist_wheel):
 core = Extension(
     "shoal.native._core",
     sources=["src/shoal/native/_core.c"],
-    depends=[
-        f"src/shoal/native/{name}.h"
-        for name in (
-            "compat",
-            "counters",
-            "doorbell",
-            "leaf",
-            "lanes",
-            "step_block",
-            "rows",
-            "bounds",
-            "moments",
-            "kernel",
-            "task",
-            "library",
-        )
-    ]
-    + ["src/shoal/compiled/shoal_env.h"],
+    depends=[*sorted(glob.glob("src/shoal/native/*.h")), "src/shoal/compiled/shoal_env.h"],
     extra_compile_args=["-std=c11", "-O3", *os.environ.get("SHOAL_CFLAGS", "").split()],
     extra_link_args=["-lm", *os.environ.get("SHOAL_CFLAGS", "").split()],
     define_macros=[("SHOAL_STABLE_ABI", "1")] if STABLE else [],

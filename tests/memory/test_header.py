@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import shoal
 from envs import CountEnv
 from shoal.memory import header
-from shoal.native import counters
+from shoal.native import layout
 from shoal.observe import rates, running_pools
 
 
@@ -58,11 +58,11 @@ def test_what_does_not_fit_is_not_written() -> None:
     assert not here.any()
 
 
-@pytest.mark.parametrize("table", list(counters.COLUMNS))
+@pytest.mark.parametrize("table", list(layout.COLUMNS))
 def test_columns_are_named_as_the_counters_are(table: str) -> None:
-    prefix = {"stats": "STAT_", "episode_sums": "SUM_", "pool_stats": "POOL_"}[table]
-    numbers = {name.removeprefix(prefix).lower(): n for name, n in vars(counters).items() if name.startswith(prefix)}
-    assert numbers == {name: n for n, name in enumerate(counters.COLUMNS[table])}
+    prefix = {"stats": "STAT", "episode_sums": "SUM", "pool_stats": "POOL", "lane_stats": "LANE"}[table]
+    numbers = [layout.CONSTANTS[f"{prefix}_{name.upper()}"] for name in layout.COLUMNS[table]]
+    assert numbers == list(range(len(numbers)))
 
 
 def about(pool: shoal.Pool) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def test_a_pool_says_what_it_is() -> None:
         found = about(pool)
         assert (found["env"], found["backend"], found["envs"], found["batch_size"]) == ("CountEnv", "threads", 7, 4)
         assert found["pid"] == os.getpid()
-        assert found["fields"]["stats"] == [pool._slab.layout.offset("stats"), "<i8", [3, 8]]
+        assert found["fields"]["stats"] == [pool._slab.layout.fields["stats"].offset, "<i8", [3, 8]]
 
 
 class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from faults.kit import Traces
 from shoal.errors import StartError
 from shoal.memory import slab as slab_module
-from shoal.memory.slab import FRAME_FIELDS, LANE_FIELDS, LINE, Layout, Slab
+from shoal.memory.slab import Layout, Slab
+from shoal.native.layout import FIELDS, LINE
 from shoal.spaces.leaves import flatten
 
 boxes = st.builds(
@@ -79,28 +80,26 @@ def test_a_write_to_one_field_is_seen_in_no_other(obs: Any, action: Any) -> None
 
 
 def test_every_field_is_there_with_its_type_and_shape() -> None:
-    for name, dtype in LANE_FIELDS.items():
-        assert (SMALL.fields[name].dtype, SMALL.fields[name].shape) == (np.dtype(dtype), (3,))
-    for name, dtype in FRAME_FIELDS.items():
-        assert (SMALL.fields[name].dtype, SMALL.fields[name].shape) == (np.dtype(dtype), (2, 3))
+    shapes = {("lanes",): (3,), ("frames", "lanes"): (2, 3)}
+    for row in FIELDS:
+        if row.shape in shapes and row.name in SMALL.fields:
+            field = SMALL.fields[row.name]
+            assert (field.dtype, field.shape) == (np.dtype(row.dtype), shapes[row.shape]), row.name
     assert SMALL.fields["obs.0"].shape == (2, 3, 3)
     assert SMALL.fields["action.0"].shape == (3,)
 
 
 def test_each_worker_has_a_cache_line_of_its_own() -> None:
     for name in ("worker_bells", "mail", "stats", "episode_sums", "step_times"):
-        assert SMALL.offset(name, 1) - SMALL.offset(name, 0) >= LINE
+        assert SMALL.fields[name].nbytes // SMALL.workers >= LINE
 
 
 def test_offsets_agree_with_arrays() -> None:
     slab = Slab.create(SMALL, shared=False)
-    start = slab.array("pool_bell").ctypes.data - SMALL.offset("pool_bell")
-    for name, index in [("obs.0", ()), ("obs.0", (1,)), ("obs.0", (1, 2)), ("stats", (1,)), ("reward", (1, 1))]:
-        array = slab.array(name)
-        at = array[index].ctypes.data if len(index) < array.ndim else array[index[:-1]].ctypes.data + (
-            index[-1] * array.strides[-1]
-        )  # fmt: skip
-        assert at - start == SMALL.offset(name, *index)
+    start = slab.array("header").ctypes.data
+    names = [row.name for row in FIELDS if not row.name.endswith(".i")]
+    for name, offset in zip(names, SMALL.offsets, strict=True):
+        assert offset == (slab.array(name).ctypes.data - start if name in SMALL.fields else -1), name
 
 
 def test_leaves_are_described_as_the_core_wants_them() -> None:
@@ -108,8 +107,8 @@ def test_leaves_are_described_as_the_core_wants_them() -> None:
     layout = plan(space, spaces.Discrete(2))
     slab = Slab.create(layout, shared=False)
     assert slab.describe("obs", flatten(space)) == (
-        (layout.offset("obs.0"), 8, 8, "n", (), ("a",), 8),
-        (layout.offset("obs.1"), 8, 32, "f", (2, 2), ("b",), 32),
+        (layout.fields["obs.0"].offset, 8, 8, "n", (), ("a",), 8),
+        (layout.fields["obs.1"].offset, 8, 32, "f", (2, 2), ("b",), 32),
         (0, 8, 8, "o", (), ("c",), 8),
     )
     assert [array is None for array in slab.leaf_arrays("obs", flatten(space))] == [False, False, True]

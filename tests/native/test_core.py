@@ -23,7 +23,7 @@ from native.rig import KINDS, Rig, ids, load
 from shoal.errors import BadObservation
 from shoal.native import MIXED_SLOTS, twin
 from shoal.native.counters import LANE_NS, LANE_STEPS, STAT_AT, STAT_BUSY_NS, STAT_PASSES, STAT_STEPS
-from shoal.native.twin import (
+from shoal.native.layout import (
     COLLECT_ALARM,
     COLLECT_TIMEOUT,
     IN_USE,

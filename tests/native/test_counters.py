@@ -35,7 +35,7 @@ from shoal.native.counters import (
     bucket,
     bucket_edges,
 )
-from shoal.native.twin import IN_USE, OP_RESET, OP_STEP, POST_BUSY_LANE
+from shoal.native.layout import IN_USE, OP_RESET, OP_STEP, POST_BUSY_LANE
 
 pytestmark = pytest.mark.timeout(60)
 MS = 1_000_000
@@ -337,7 +337,7 @@ def test_the_short_cut_counts_as_the_long_way_does() -> None:
 
 def test_the_rows_have_room_for_all_that_is_counted() -> None:
     rig = Rig("twin", lanes=2, workers=2)
-    assert rig.array("stats").shape == (2, STAT_RESET_NS + 1)
+    assert rig.array("stats").shape == (2, counters.STAT_WIDTH)
     assert rig.array("step_times").shape == (2, TIME_BUCKETS)
-    assert rig.array("lane_stats").shape == (2, counters.LANE_STATS)
+    assert rig.array("lane_stats").shape == (2, counters.LANE_WIDTH)
     assert len(pool(rig)) > counters.POOL_RESTARTS

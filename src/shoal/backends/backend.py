@@ -212,6 +212,8 @@ class Backend(ABC):
 class SilentBell:
     """The bell of a thread that never sleeps."""
 
+    silent = True
+
     def ring(self) -> None:
         """Wake no thread."""
 

@@ -7,23 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.native.layout import MARK_BEGINS as BEGINS
+from shoal.native.layout import TALLY, TASK
+from shoal.native.layout import TASK_FRAME_FIELDS as FRAME_FIELDS
+from shoal.native.layout import TASK_LANE_FIELDS as LANE_FIELDS
+from shoal.native.layout import TASK_LEAF as KINDS_OF_LEAVES
+from shoal.native.layout import TASK_LEAVES as LEAVES
+
 __all__ = ["BEGINS", "FRAME_FIELDS", "LANE_FIELDS", "PLACES", "TALLY", "Task", "extras_place", "leaf_place"]
 
-LANE_FIELDS = ("requested", "answered", "op", "slots", "done_ns", "ended", "run_return", "run_length")
-FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
-# resets: 1 if all envs begin an episode instead of stepping. slot: the frame to write into. limit: steps of an episode,
-# 0 for no limit.
-NUMBERS = ("resets", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env")
-ENV_FIELDS = ("states", "seeds", "episodes", "rngs", "failed", "saved_states", "saved_rngs")
-PLACES = {name: i for i, name in enumerate((*NUMBERS, *LANE_FIELDS, *FRAME_FIELDS, *ENV_FIELDS))}
-# Then, for each leaf of the larger one of the two spaces: the addresses of its action, its observation, its last
-# observation, and of room for the action in 64 bits.
-LEAVES = len(PLACES)
-KINDS_OF_LEAVES = ("action", "obs", "final", "wide")
-BEGINS = 128  # in `status`, for the kernel's caller: an episode was begun, and the env was not stepped
-# What a kernel counts, on a cache line for each thread: lanes answered, episodes begun, all status bits, envs that
-# failed; and the env that it is at, and the phase.
-TALLY = ("answered", "began", "status", "failed", "env", "phase")
+PLACES = {name: place for place, name in enumerate(TASK)}
 
 
 def leaf_place(kind: str, index: int) -> int:

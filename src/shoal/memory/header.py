@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.native.layout import HEADER_BYTES
+
 __all__ = ["SIZE", "VERSION", "NoHeader", "OtherVersion", "read", "withdraw", "write"]
 
 MAGIC = b"shoal\0\r\n"
 VERSION = 1
-SIZE = 4096  # of the whole header in the slab
+SIZE = HEADER_BYTES  # of the whole header in the slab
 _HEAD = struct.Struct("<8sII")
 Page = npt.NDArray[np.uint8]
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gymnasium import Space
 
 from shoal.memory.packed_errors import PackedError
+from shoal.native.layout import STATUS_ERROR, STATUS_FINAL, STATUS_NOTE
 
 __all__ = [
     "NO_SEED",
@@ -23,8 +24,6 @@ __all__ = [
     "StepperConfig",
 ]  # fmt: skip
 
-# Bits of an answer's status: a note lies in the side channel; the env raised; the last observation is in `final`.
-STATUS_NOTE, STATUS_ERROR, STATUS_FINAL = 1, 2, 4
 NO_SEED = "none"  # in a saved state: the env has been reset before, and its next reset needs no seed
 RESTART_INFO = "shoal_restart"  # the key of the info that tells of a restart
 

@@ -22,39 +22,16 @@ import numpy.typing as npt
 
 from shoal.errors import StartError
 from shoal.memory import header
-from shoal.native import counters
+from shoal.native import layout as table
 from shoal.spaces.leaves import Kind, Leaf, row_layout
 from shoal.support import processes
 
 __all__ = ["Field", "Layout", "Slab", "anonymous_file"]
 
-LINE = 64  # bytes in a cache line; every field starts on one
-BELL_WORDS = LINE // 4
-
-# Per lane, in one copy. pending, requested, op and slot are the learner's to write; the rest is the worker's.
-LANE_FIELDS = {
-    "pending": np.uint8,
-    "requested": np.uint64,
-    "answered": np.uint64,
-    "op": np.uint8,
-    "slot": np.uint8,
-    "done_ns": np.int64,
-    "ended": np.uint8,
-    "run_return": np.float64,
-    "run_length": np.int64,
-}
-# What other processes may read by the header, as `shoal top` does.
-SHOWN = ("roster", "stats", "episode_sums", "pool_stats", "pending", "requested", "answered")
-# Per frame and lane, written by the worker with every answer.
-FRAME_FIELDS = {
-    "reward": np.float64,
-    "terminated": np.bool_,
-    "truncated": np.bool_,
-    "began": np.bool_,
-    "status": np.uint8,
-    "episode_return": np.float64,
-    "episode_length": np.int64,
-}
+# The fields that a worker writes with every answer, beside the observation; all pools have them.
+FRAME_FIELDS = tuple(row.name for row in table.FIELDS if row.shape == ("frames", "lanes") and row.name != "present")
+# The plain fields that a lane has once, in no frame.
+LANE_FIELDS = tuple(row.name for row in table.FIELDS if row.shape == ("lanes",))
 
 
 @dataclass(frozen=True)
@@ -101,51 +78,34 @@ class Layout:
             absences: with a flag whether there is anybody in a lane.
             rows: with all leaves of a lane's observation in one piece, one row for each lane.
         """
-        wanted: list[tuple[str, Any, tuple[int, ...]]] = [
-            ("header", np.uint8, (header.SIZE,)),
-            ("pool_bell", np.uint32, (BELL_WORDS,)),
-            ("worker_bells", np.uint32, (workers, BELL_WORDS)),
-            ("mail", np.uint32, (workers, BELL_WORDS)),
-            ("stats", np.int64, (workers, LINE // 8)),
-            ("roster", np.int64, (workers, 3)),
-            ("episode_sums", np.float64, (workers, LINE // 8)),
-            ("step_times", np.int64, (workers, counters.TIME_BUCKETS)),
-            ("pool_stats", np.int64, (2 * LINE // 8,)),
-            ("lane_stats", np.int64, (lanes, counters.LANE_STATS)),
-        ]
-        wanted += [(name, dtype, (lanes,)) for name, dtype in LANE_FIELDS.items()]
-        for i, leaf in enumerate(action_leaves):
-            if leaf.kind is not Kind.OBJECT:
-                wanted.append((f"action.{i}", leaf.dtype, (lanes, *leaf.shape)))
-        wanted += [(name, dtype, (frames, lanes)) for name, dtype in FRAME_FIELDS.items()]
-        if absences:
-            wanted.append(("present", np.bool_, (frames, lanes)))
         starts, row_bytes = row_layout(obs_leaves) if rows else ([], 0)
-        if rows:
-            wanted.append(("obs_rows", np.uint8, (frames, lanes, row_bytes)))
-        for i, leaf in enumerate(obs_leaves):
-            if leaf.kind is not Kind.OBJECT and not rows:
-                wanted.append((f"obs.{i}", leaf.dtype, (frames, lanes, *leaf.shape)))
+        sizes = {"lanes": lanes, "frames": frames, "workers": workers, "row_bytes": row_bytes}
+        leaves = {"action.i": action_leaves, "obs.i": () if rows else obs_leaves, "final.i": ()}
         if finals and all(leaf.kind is Kind.ARRAY for leaf in obs_leaves):
-            for i, leaf in enumerate(obs_leaves):
-                wanted.append((f"final.{i}", leaf.dtype, (frames, lanes, *leaf.shape)))
+            leaves["final.i"] = obs_leaves
+        left_out = {"present": not absences, "obs_rows": not rows}
+        wanted: list[tuple[str, Any, tuple[int, ...]]] = []
+        for row in table.FIELDS:
+            shape = tuple(_axis(axis, sizes) for axis in row.shape if axis != "...")
+            for i, leaf in enumerate(leaves.get(row.name, ())):
+                if leaf.kind is not Kind.OBJECT:
+                    wanted.append((f"{row.name[:-1]}{i}", leaf.dtype, (*shape, *leaf.shape)))
+            if row.name not in leaves and not left_out.get(row.name):
+                wanted.append((row.name, row.dtype, shape))
         fields, offset = {}, 0
         for name, dtype, shape in wanted:
             fields[name] = Field(offset, np.dtype(dtype), shape)
-            offset += -(-fields[name].nbytes // LINE) * LINE
+            offset += -(-fields[name].nbytes // table.LINE) * table.LINE
         for i, (leaf, start) in enumerate(zip(obs_leaves, starts, strict=False)):
             shape = (frames, lanes, *leaf.shape)
             fields[f"obs.{i}"] = Field(fields["obs_rows"].offset + start, leaf.dtype, shape, row_bytes)
-        return cls(lanes, frames, workers, fields, max(offset, LINE))
+        return cls(lanes, frames, workers, fields, max(offset, table.LINE))
 
-    def offset(self, name: str, *index: int) -> int:
-        """Byte offset of a field, or of one entry along its first axes."""
-        field = self.fields[name]
-        offset, stride = field.offset, field.nbytes
-        for i, n in zip(index, field.shape, strict=False):
-            stride //= n
-            offset += i * stride
-        return offset
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each field of the table begins that has a name of its own; -1 for those that this slab lacks."""
+        names = [row.name for row in table.FIELDS if not row.name.endswith(".i")]
+        return tuple(self.fields[name].offset if name in self.fields else -1 for name in names)
 
 
 class Slab:
@@ -159,6 +119,7 @@ class Slab:
         self.layout = layout
         self.memory = memory
         self.fd = fd
+        self.late_counters: weakref.WeakSet[Any] = weakref.WeakSet()  # what has counts that are not written yet
 
     @classmethod
     def create(cls, layout: Layout, shared: bool) -> Slab:
@@ -188,9 +149,14 @@ class Slab:
 
     def introduce(self, facts: Mapping[str, Any]) -> None:
         """Say to other processes of the user what this is, and where the fields are that they may read."""
-        shown = {name: self.layout.fields[name] for name in SHOWN}
+        shown = {row.name: self.layout.fields[row.name] for row in table.FIELDS if row.shown}
         fields = {name: [field.offset, field.dtype.str, field.shape] for name, field in shown.items()}
-        header.write(self.array("header"), {**facts, "fields": fields, "columns": counters.COLUMNS})
+        header.write(self.array("header"), {**facts, "fields": fields, "columns": table.COLUMNS})
+
+    def settle(self) -> None:
+        """Have all counts of this process written; for readers of `lane_stats` and `step_times`."""
+        for counters in list(self.late_counters):
+            counters.settle()
 
     def withdraw(self) -> None:
         """Say no more that this is a running pool's: arrays of it, and so the region, may outlive the pool."""
@@ -232,6 +198,11 @@ class Slab:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _axis(axis: str, sizes: Mapping[str, int]) -> int:
+    """How long an axis of the layout table is in this slab."""
+    return sizes[axis] if axis in sizes else table.CONSTANTS.get(axis) or int(axis)
 
 
 def _mapped(fd: int, size: int) -> Any:

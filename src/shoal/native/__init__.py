@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from shoal.native import counters, twin, twin_kernel
+from shoal.native import layout, twin, twin_kernel
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
@@ -13,14 +13,11 @@ __all__ = [
     "outside", "standardize", "write_rows",
 ]  # fmt: skip
 
-# The numbers that the C headers use.
-OP_STEP, OP_RESET, OP_RESTART = twin.OP_STEP, twin.OP_RESET, twin.OP_RESTART
-STAT_STEPS, STAT_AT, STAT_SINCE_NS = counters.STAT_STEPS, counters.STAT_AT, counters.STAT_SINCE_NS
-COLLECT_TIMEOUT, COLLECT_ALARM, IN_USE, NOT_TAKEN = (
-    twin.COLLECT_TIMEOUT, twin.COLLECT_ALARM, twin.IN_USE, twin.NOT_TAKEN
-)  # fmt: skip
-MIXED_SLOTS = 255
-AUTORESET = twin.AUTORESET
+AUTORESET, MIXED_SLOTS = layout.AUTORESET, layout.MIXED_SLOTS
+OP_STEP, OP_RESET, OP_RESTART = layout.OP_STEP, layout.OP_RESET, layout.OP_RESTART
+STAT_STEPS, STAT_AT, STAT_SINCE_NS = layout.STAT_STEPS, layout.STAT_AT, layout.STAT_SINCE_NS
+COLLECT_TIMEOUT, COLLECT_ALARM = layout.COLLECT_TIMEOUT, layout.COLLECT_ALARM
+IN_USE, NOT_TAKEN = layout.IN_USE, layout.NOT_TAKEN
 
 core: Any = None
 if os.environ.get("SHOAL_NATIVE", "1") != "0":

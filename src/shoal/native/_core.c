@@ -23,7 +23,7 @@ static int core_exec(PyObject *module) {
         }
         Py_DECREF(type);
     }
-    return 0;
+    return PyModule_AddIntConstant(module, "LAYOUT_FINGERPRINT", LAYOUT_FINGERPRINT);
 }
 
 static PyMethodDef core_methods[] = {

@@ -1,59 +1,34 @@
-"""Counters in the slab: where the time goes. The C core counts alike (counters.h); `observe.stats` reads them.
+"""Counts in the slab what one worker does, as the C core does it (counters.h). The counters are rows of `layout`.
 
-Each has one writer, which adds without a lock; whoever reads may be in another process, and sees figures that are a
-moment old. All times are ns of the monotonic clock.
-
-`stats`, int64, a row for each worker: STEPS (answers, resets included), BUSY_NS (from the start of a pass to its last
-answer), EPISODES (begun), AT and SINCE_NS (which env it is busy with), PASSES (over its block, with something to do),
-WAKE_NS (from a request to the start of its pass, as far as the worker had nothing else to do), RESET_NS (the part of
-BUSY_NS that went into resets).
-
-`episode_sums`, float64, a row for each worker: how many episodes have ended, the sum of their returns and lengths.
-
-`step_times`, int64, a row for each worker: how many steps took how long, see `bucket`; autoresets count as steps,
-resets that were asked for do not. An env that has several lanes makes one step for all of them.
-
-`lane_stats`, int64, a row for each lane: how many steps its env has made, their time, and the longest. An env that has
-several lanes counts in its first.
-
-`pool_stats`, int64, one row: BEGAN_NS (when the pool was made), SINCE_NS (when the caller was last heard of), BATCHES,
-CALLER_NS (outside of the pool's calls), WAIT_NS (in waits for answers, the caller's own block included),
-STRAGGLER_NS (part of WAIT_NS: by how much sooner answers would have been there if all workers had been done at the same
-time; counted where a wait takes all that is pending), WAKE_NS (part of WAIT_NS: from the last answer to the end of
-the wait), COPY_NS (from the end of a wait until its answers were handed out), RESTARTS (envs that were replaced).
+Each counter has one writer, which adds without a lock. Readers may be in another process, and may see figures that are
+a moment old.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["WorkerCounters", "bucket", "bucket_edges"]
+from shoal.native import layout
+
+__all__ = ["WorkerCounters", "bucket", "bucket_edges", "flat"]
 
 Array = npt.NDArray[Any]
 
-(
-    STAT_STEPS, STAT_BUSY_NS, STAT_EPISODES, STAT_AT, STAT_SINCE_NS, STAT_PASSES, STAT_WAKE_NS, STAT_RESET_NS,
-) = range(8)  # fmt: skip
-SUM_ENDED, SUM_RETURN, SUM_LENGTH = range(3)
-LANE_STEPS, LANE_NS, LANE_LONGEST_NS = range(3)
-LANE_STATS = 3
-(
-    POOL_BEGAN_NS, POOL_SINCE_NS, POOL_BATCHES, POOL_CALLER_NS, POOL_WAIT_NS, POOL_STRAGGLER_NS, POOL_WAKE_NS,
-    POOL_COPY_NS, POOL_RESTARTS,
-) = range(9)  # fmt: skip
-# The same by name, for those who read a slab that another version of Shoal may have made.
-COLUMNS = {
-    "stats": ("steps", "busy_ns", "episodes", "at", "since_ns", "passes", "wake_ns", "reset_ns"),
-    "episode_sums": ("ended", "return", "length"),
-    "pool_stats": (
-        "began_ns", "since_ns", "batches", "caller_ns", "wait_ns", "straggler_ns", "wake_ns", "copy_ns", "restarts",
-    ),
-}  # fmt: skip
-TIME_BUCKETS = 136  # four for each power of two, up to 2**36 ns
+globals().update(layout.CONSTANTS)  # so that `counters.STAT_AT` is `layout.STAT_AT`
+QUICK_PASS_NS = 50_000
 POSTED_NS = 2  # in a worker's row of `worker_bells`, read as int64: since when a request waits
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> int: ...
+
+
+def flat(array: Array) -> Any:
+    """All items of an array in one row, as a memoryview: it reads and writes a number in a fifth of an array's time."""
+    return memoryview(array.reshape(-1))  # type: ignore[arg-type]
 
 
 def bucket(ns: int) -> int:
@@ -61,25 +36,32 @@ def bucket(ns: int) -> int:
     if ns < 4:
         return 0
     power = ns.bit_length() - 3
-    return min(4 * power + (ns >> power & 3), TIME_BUCKETS - 1)
+    return min(4 * power + (ns >> power & 3), layout.TIME_BUCKETS - 1)
 
 
 def bucket_edges() -> Array:
-    """float64 [TIME_BUCKETS + 1]: each bucket's shortest time, and the end of the last."""
-    places = np.arange(TIME_BUCKETS + 1)
+    """float64 [layout.TIME_BUCKETS + 1]: each bucket's shortest time, and the end of the last."""
+    places = np.arange(layout.TIME_BUCKETS + 1)
     edges: Array = (4.0 + places % 4) * 2.0 ** (places // 4)
     edges[0] = 0.0
     return edges
 
 
 class WorkerCounters:
-    """What one worker counts in Python."""
+    """What one worker counts in Python; its lanes are `start` up to `stop`."""
 
-    def __init__(self, slab: Any, worker: int):
+    def __init__(self, slab: Any, worker: int, start: int = 0, stop: int = 0):
         self.stats: Array = slab.array("stats")[worker]
-        self._sums, self._times = slab.array("episode_sums")[worker], slab.array("step_times")[worker]
-        self._lanes = slab.array("lane_stats")
-        self._bell = slab.array("worker_bells").view(np.int64)[worker]
+        self._stats, self._sums = flat(self.stats), flat(slab.array("episode_sums")[worker])
+        self._times = flat(slab.array("step_times")[worker])
+        lanes = slab.array("lane_stats")
+        self._lanes, self._start = flat(lanes), start
+        self._own = lanes[start:stop]
+        # Steps that are counted and not yet written, see `settle`: their number for each lane, their time, by bucket.
+        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
+        self.slow = True
+        slab.late_counters.add(self)
+        self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
         self._idle_since = 0
 
     def waking(self, now_ns: int) -> int:
@@ -87,27 +69,68 @@ class WorkerCounters:
 
         Asked in passes without any lane too: a request that came during the last pass may have been answered by it.
         """
-        posted, self._bell[POSTED_NS] = int(self._bell[POSTED_NS]), 0
-        return max(0, now_ns - max(posted, self._idle_since)) if posted else 0
+        posted: int = self._bell[POSTED_NS]
+        if not posted:
+            return 0
+        self._bell[POSTED_NS] = 0
+        return max(0, now_ns - max(posted, self._idle_since))
 
     def step(self, lane: int, ns: int) -> None:
         """One env has stepped, an autoreset included; `lane` is its first."""
-        row = self._lanes[lane]
-        row[LANE_STEPS] += 1
-        row[LANE_NS] += ns
-        row[LANE_LONGEST_NS] = max(int(row[LANE_LONGEST_NS]), ns)
+        lanes, at = self._lanes, lane * layout.LANE_WIDTH
+        lanes[at + layout.LANE_STEPS] += 1
+        lanes[at + layout.LANE_NS] += ns
+        if ns > lanes[at + layout.LANE_LONGEST_NS]:
+            lanes[at + layout.LANE_LONGEST_NS] = ns
         self._times[bucket(ns)] += 1
+
+    def stepped(self, done: int, took: int, clocks: list[int] | None) -> None:
+        """The envs from `start` on have stepped one after the other.
+
+        Args:
+            done: how many.
+            took: their time.
+            clocks: when the first one began and when each one was done. None in a pass after one that took no longer
+                than QUICK_PASS_NS: all steps count as equally long then, since to read a clock for each would cost as
+                much as the steps themselves.
+        """
+        self.slow = took > QUICK_PASS_NS
+        if clocks is not None:
+            for i in range(done):
+                self.step(self._start + i, clocks[i + 1] - clocks[i])
+        elif done == len(self._own):
+            self._late_steps += 1
+            self._late_ns += took
+            self._late_times[bucket(took // done)] += done
+        else:
+            for lane in range(self._start, self._start + done):
+                self.step(lane, took // done)
+
+    def settle(self) -> None:
+        """Write what `stepped` has only noted; called before the counters of single lanes are read."""
+        if not self._late_steps:
+            return
+        each, longest = self._late_ns // len(self._own), self._own[:, layout.LANE_LONGEST_NS]
+        self._own[:, layout.LANE_STEPS] += self._late_steps
+        self._own[:, layout.LANE_NS] += each
+        np.maximum(longest, each // self._late_steps, out=longest)
+        for i, count in enumerate(self._late_times):
+            if count:
+                self._times[i] += count
+        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
 
     def episodes(self, count: int, returns: float, lengths: float) -> None:
         """Episodes have ended: the sums of their returns and lengths."""
-        self._sums[SUM_ENDED] += count
-        self._sums[SUM_RETURN] += returns
-        self._sums[SUM_LENGTH] += lengths
+        self._sums[layout.SUM_ENDED] += count
+        self._sums[layout.SUM_RETURN] += returns
+        self._sums[layout.SUM_LENGTH] += lengths
 
     def passed(self, steps: int, waking_ns: int, began_ns: int, now_ns: int) -> None:
-        """A pass that had something to do is over."""
-        for place, more in (
-            (STAT_STEPS, steps), (STAT_PASSES, 1), (STAT_WAKE_NS, waking_ns), (STAT_BUSY_NS, now_ns - began_ns),
-        ):  # fmt: skip
-            self.stats[place] += more
+        """A pass that had something to do is over; the worker is busy with no env."""
+        stats = self._stats
+        stats[layout.STAT_STEPS] += steps
+        stats[layout.STAT_PASSES] += 1
+        stats[layout.STAT_WAKE_NS] += waking_ns
+        stats[layout.STAT_BUSY_NS] += now_ns - began_ns
+        stats[layout.STAT_SINCE_NS], stats[layout.STAT_AT] = now_ns, 0
         self._idle_since = now_ns

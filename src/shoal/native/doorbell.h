@@ -28,7 +28,6 @@ typedef struct {
     _Atomic int64_t posted_ns; /* since when a request waits */
     uint32_t pad[10];         /* a cache line of its own */
 } Bell;
-_Static_assert(sizeof(Bell) == 64, "slab.py has a cache line for each");
 
 #define SPIN_LOOKS 32
 

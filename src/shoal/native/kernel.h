@@ -12,7 +12,6 @@
 #include "bounds.h"
 #include "compat.h"
 #include "doorbell.h"
-#include "step_block.h"
 #include "task.h"
 
 #include <pthread.h>
@@ -253,7 +252,7 @@ static int kernel_settle(Kernel *self, int64_t began_ns, int64_t steps, int64_t 
         PyObject *result = shoal_call(self->on_failed, NULL, 0);
         if (result == NULL) return -1;
         Py_DECREF(result);
-        sum.status |= 3;
+        sum.status |= STATUS_NOTE | STATUS_ERROR;
     }
     return (int)sum.status;
 }

@@ -18,11 +18,6 @@
 
 #include <stdlib.h>
 
-enum LaneState { LANE_IDLE = 0, LANE_PENDING = 1 };
-enum CollectResult { COLLECT_TIMEOUT = -1, COLLECT_ALARM = -2, COLLECT_RAISED = -3, IN_USE = -4, NOT_TAKEN = -5 };
-enum PostResult { POST_OK = 0, POST_BUSY_LANE = 1 };
-#define MIXED_SLOTS 255
-
 typedef struct { int64_t done_ns, lane; } Candidate;
 
 typedef struct {
@@ -31,11 +26,7 @@ typedef struct {
     Py_buffer leader;     /* [lanes]: the last lane of each one's group, which answers last; len 0: each is its own */
     int64_t window;       /* how many neighbours are collected together; 0 for any */
     int64_t lanes, frames, workers;
-    Bell *pool_bell, *worker_bells;
-    _Atomic uint64_t *requested, *answered;
-    uint8_t *op, *slot;
-    const uint8_t *status; /* [frames, lanes]: what an answer has beside its fields */
-    int64_t *done_ns;
+    Fields at;
     uint32_t alarm_seen;
     Habit habit;
     Candidate *candidates;
@@ -45,7 +36,6 @@ typedef struct {
     int has_action;       /* whether actions are one array, described by: */
     Leaf action;
     Py_buffer low, high;  /* its bounds; len 0 for none */
-    int64_t *counts;      /* the pool's row of counters */
     int64_t *finished;    /* of each worker: when it was done with what was taken last, 0 for none of it */
     int taken;            /* whether what was taken last is still to be handed over */
     PyObject *kernel_object; /* who steps all lanes at once, if anybody does */
@@ -54,11 +44,9 @@ typedef struct {
 
 static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
-    PyObject *slab, *state, *owner, *leader;
-    Py_ssize_t pool_bell, worker_bells, requested, answered, op, slot, done_ns, status, counts;
-    if (!PyArg_ParseTuple(args, "OOOLLL(nnnnnnnnn)OL", &slab, &state, &owner, &self->lanes, &self->frames,
-                          &self->workers, &pool_bell, &worker_bells, &requested, &answered, &op, &slot, &done_ns,
-                          &status, &counts, &leader, &self->window))
+    PyObject *slab, *state, *owner, *offsets, *leader;
+    if (!PyArg_ParseTuple(args, "OOOLLLOOL", &slab, &state, &owner, &self->lanes, &self->frames, &self->workers,
+                          &offsets, &leader, &self->window))
         return -1;
     if (leader != Py_None && PyObject_GetBuffer(leader, &self->leader, PyBUF_SIMPLE) < 0) return -1;
     if (self->leader.obj && self->leader.len != self->lanes * (Py_ssize_t)sizeof(int64_t)) {
@@ -77,21 +65,12 @@ static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
         PyErr_SetString(PyExc_ValueError, "state and owner need one entry per lane");
         return -1;
     }
-    char *base = self->slab.buf;
-    self->pool_bell = (Bell *)(base + pool_bell);
-    self->worker_bells = (Bell *)(base + worker_bells);
-    self->requested = (_Atomic uint64_t *)(base + requested);
-    self->answered = (_Atomic uint64_t *)(base + answered);
-    self->op = (uint8_t *)(base + op);
-    self->slot = (uint8_t *)(base + slot);
-    self->done_ns = (int64_t *)(base + done_ns);
-    self->status = (const uint8_t *)(base + status);
+    if (fields_read(&self->at, self->slab.buf, offsets) < 0) return -1;
     self->candidates = malloc(sizeof(Candidate) * (size_t)(self->lanes + 1));
     self->touched = calloc((size_t)(self->workers + 1), 1);
     self->finished = calloc((size_t)(self->workers + 1), sizeof(int64_t));
     if (self->candidates == NULL || self->touched == NULL || self->finished == NULL) { PyErr_NoMemory(); return -1; }
-    self->counts = (int64_t *)(base + counts);
-    self->counts[POOL_BEGAN_NS] = self->counts[POOL_SINCE_NS] = now_ns();
+    self->at.pool_stats[POOL_BEGAN_NS] = self->at.pool_stats[POOL_SINCE_NS] = now_ns();
     return 0;
 }
 
@@ -144,17 +123,17 @@ static PyObject *lanes_use_kernel(PyObject *object, PyObject *kernel) {
 static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
     uint8_t *state = self->state.buf;
     state[lane] = LANE_PENDING;
-    self->slot[lane] = (uint8_t)((self->slot[lane] + 1) % self->frames);
-    self->op[lane] = op;
-    uint64_t sequence = atomic_load_explicit(&self->requested[lane], memory_order_relaxed);
-    atomic_store_explicit(&self->requested[lane], sequence + 1, memory_order_release);
+    self->at.slot[lane] = (uint8_t)((self->at.slot[lane] + 1) % self->frames);
+    self->at.op[lane] = op;
+    uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
+    atomic_store_explicit(&self->at.requested[lane], sequence + 1, memory_order_release);
     self->touched[((const int32_t *)self->owner.buf)[lane]] = 1;
 }
 
 static void lanes_ring_touched(Lanes *self, int64_t now) {
     for (int64_t worker = 0; worker < self->workers; worker++)
         if (self->touched[worker]) {
-            Bell *bell = &self->worker_bells[worker];
+            Bell *bell = &self->at.worker_bells[worker];
             self->touched[worker] = 0;
             if (COUNTING && atomic_load_explicit(&bell->posted_ns, memory_order_relaxed) == 0)
                 atomic_store_explicit(&bell->posted_ns, now, memory_order_relaxed);
@@ -166,8 +145,8 @@ static void lanes_ring_touched(Lanes *self, int64_t now) {
 
 /* The caller has come back: it was elsewhere since its last call ended. */
 static inline void lanes_arrived(Lanes *self, int64_t now) {
-    self->counts[POOL_CALLER_NS] += now - self->counts[POOL_SINCE_NS];
-    self->counts[POOL_SINCE_NS] = now;
+    self->at.pool_stats[POOL_CALLER_NS] += now - self->at.pool_stats[POOL_SINCE_NS];
+    self->at.pool_stats[POOL_SINCE_NS] = now;
     self->taken = 0;
 }
 
@@ -184,8 +163,8 @@ static PyObject *lanes_handed(PyObject *object, PyObject *ignored) {
     Lanes *self = (Lanes *)object;
     if (COUNTING && self->taken) {
         int64_t now = now_ns();
-        self->counts[POOL_COPY_NS] += now - self->counts[POOL_SINCE_NS];
-        self->counts[POOL_SINCE_NS] = now;
+        self->at.pool_stats[POOL_COPY_NS] += now - self->at.pool_stats[POOL_SINCE_NS];
+        self->at.pool_stats[POOL_SINCE_NS] = now;
         self->taken = 0;
     }
     Py_RETURN_NONE;
@@ -194,8 +173,8 @@ static PyObject *lanes_handed(PyObject *object, PyObject *ignored) {
 /* A wait is over, whatever it has brought. */
 static inline void lanes_waited(Lanes *self, int64_t began, int64_t now) {
     if (!COUNTING) return;
-    self->counts[POOL_WAIT_NS] += now - began;
-    self->counts[POOL_SINCE_NS] = now;
+    self->at.pool_stats[POOL_WAIT_NS] += now - began;
+    self->at.pool_stats[POOL_SINCE_NS] = now;
 }
 
 /* What a wait has brought, of which `finished` tells, was taken. The caller was woken after the last lane was done.
@@ -214,9 +193,9 @@ static void lanes_count_batch(Lanes *self, int64_t began, int64_t now) {
         workers++;
     }
     if (workers > 1 && memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) == NULL)
-        self->counts[POOL_STRAGGLER_NS] += early / workers;
-    self->counts[POOL_WAKE_NS] += now > last ? now - last : 0;
-    self->counts[POOL_BATCHES]++;
+        self->at.pool_stats[POOL_STRAGGLER_NS] += early / workers;
+    self->at.pool_stats[POOL_WAKE_NS] += now > last ? now - last : 0;
+    self->at.pool_stats[POOL_BATCHES]++;
     self->taken = 1;
 }
 
@@ -246,13 +225,13 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
     }
     int64_t now = COUNTING ? now_ns() : 0;
     lanes_ring_touched(self, now);
-    self->counts[POOL_SINCE_NS] = now;
+    self->at.pool_stats[POOL_SINCE_NS] = now;
     return PyLong_FromLong(POST_OK);
 }
 
 static inline int lanes_has_answered(Lanes *self, int64_t lane) {
-    return atomic_load_explicit(&self->answered[lane], memory_order_acquire) ==
-           atomic_load_explicit(&self->requested[lane], memory_order_relaxed);
+    return atomic_load_explicit(&self->at.answered[lane], memory_order_acquire) ==
+           atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
 }
 
 /* Its own answer counts as well as its leader's: a lane that was reset alone has a leader that was asked nothing. */
@@ -268,7 +247,7 @@ static int64_t lanes_scan(Lanes *self, const int64_t *wanted, int64_t wanted_cou
         int64_t lane = wanted ? wanted[i] : i;
         if (lanes_is_ready(self, lane)) {
             self->candidates[ready].lane = lane;
-            self->candidates[ready++].done_ns = self->done_ns[lane];
+            self->candidates[ready++].done_ns = self->at.done_ns[lane];
         }
     }
     return ready;
@@ -305,8 +284,8 @@ static int64_t lanes_first_window(Lanes *self, int64_t ready, int64_t *missing) 
 /* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult. */
 static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
     for (;;) {
-        uint32_t count = atomic_load(&self->pool_bell->count);
-        uint32_t alarm = atomic_load(&self->pool_bell->alarm);
+        uint32_t count = atomic_load(&self->at.pool_bell->count);
+        uint32_t alarm = atomic_load(&self->at.pool_bell->alarm);
         /* The alarm first: where others are always ready, nobody would ever hear of the one that is gone. */
         if (alarm != self->alarm_seen) return COLLECT_ALARM;
         int64_t ready = lanes_scan(self, wanted, need), missing = need - ready;
@@ -316,7 +295,7 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
         if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
         int result;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->pool_bell, count + (uint32_t)missing, alarm, deadline, spin_ns,
+        result = bell_wait(self->at.pool_bell, count + (uint32_t)missing, alarm, deadline, spin_ns,
                            &self->habit);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) {
@@ -343,7 +322,7 @@ static int64_t lanes_run_and_wait(Lanes *self, PyObject *run, int64_t need, cons
 }
 
 static inline void lanes_note_finish(Lanes *self, int64_t lane) {
-    int64_t *finished = &self->finished[((const int32_t *)self->owner.buf)[lane]], done = self->done_ns[lane];
+    int64_t *finished = &self->finished[((const int32_t *)self->owner.buf)[lane]], done = self->at.done_ns[lane];
     if (done > *finished) *finished = done;
 }
 
@@ -351,14 +330,14 @@ static inline void lanes_note_finish(Lanes *self, int64_t lane) {
 static int lanes_take(Lanes *self, int64_t need, int64_t *ids, int *status) {
     uint8_t *state = self->state.buf;
     int64_t first = self->candidates[0].lane;
-    int slot = self->slot[first];
+    int slot = self->at.slot[first];
     for (int64_t i = 0; i < need; i++) {
         int64_t lane = self->candidates[i].lane;
         if (ids != NULL) ids[i] = lane;
         state[lane] = LANE_IDLE;
         if (COUNTING) lanes_note_finish(self, lane);
-        *status |= self->status[self->slot[lane] * self->lanes + lane];
-        if (lane != first + i || self->slot[lane] != self->slot[first]) slot = -1;
+        *status |= self->at.status[self->at.slot[lane] * self->lanes + lane];
+        if (lane != first + i || self->at.slot[lane] != self->at.slot[first]) slot = -1;
     }
     return slot;
 }
@@ -429,8 +408,8 @@ static int lanes_accept_actions(Lanes *self, PyObject *actions) {
  * they lie. As lanes_step otherwise. */
 static PyObject *lanes_step_kernel(Lanes *self, PyObject *actions) {
     Py_buffer view;
-    if (memcmp(self->slot, self->slot + 1, (size_t)self->lanes - 1) != 0 ||
-        atomic_load(&self->pool_bell->alarm) != self->alarm_seen || !lanes_view_actions(self, actions, &view))
+    if (memcmp(self->at.slot, self->at.slot + 1, (size_t)self->lanes - 1) != 0 ||
+        atomic_load(&self->at.pool_bell->alarm) != self->alarm_seen || !lanes_view_actions(self, actions, &view))
         return PyLong_FromLong(NOT_TAKEN);
     PyObject *result;
     if (atomic_exchange(&self->in_use, 1)) {
@@ -440,14 +419,14 @@ static PyObject *lanes_step_kernel(Lanes *self, PyObject *actions) {
         atomic_store(&self->in_use, 0);
         result = PyLong_FromLong(NOT_TAKEN);
     } else {
-        int slot = (int)((self->slot[0] + 1) % self->frames);
-        memset(self->slot, slot, (size_t)self->lanes);
+        int slot = (int)((self->at.slot[0] + 1) % self->frames);
+        memset(self->at.slot, slot, (size_t)self->lanes);
         int64_t began = COUNTING ? now_ns() : 0;
         int status = kernel_step_all(self->kernel, slot, view.buf);
         atomic_store(&self->in_use, 0);
         if (COUNTING) {
             lanes_waited(self, began, now_ns());
-            self->counts[POOL_BATCHES]++;
+            self->at.pool_stats[POOL_BATCHES]++;
             self->taken = 1;
         }
         result = status < 0 ? NULL : PyLong_FromLong(slot | status << 8);
@@ -487,14 +466,14 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
 /* The supervisor's cry: wakes whoever waits in collect, which then returns COLLECT_ALARM until heard(). */
 static PyObject *lanes_alarm(PyObject *object, PyObject *ignored) {
     (void)ignored;
-    bell_cry(((Lanes *)object)->pool_bell);
+    bell_cry(((Lanes *)object)->at.pool_bell);
     Py_RETURN_NONE;
 }
 
 static PyObject *lanes_heard(PyObject *object, PyObject *ignored) {
     (void)ignored;
     Lanes *self = (Lanes *)object;
-    self->alarm_seen = atomic_load(&self->pool_bell->alarm);
+    self->alarm_seen = atomic_load(&self->at.pool_bell->alarm);
     Py_RETURN_NONE;
 }
 
@@ -531,7 +510,7 @@ static PyObject *lanes_ring(PyObject *object, PyObject *args) {
     long long worker;
     if (!PyArg_ParseTuple(args, "L", &worker)) return NULL;
     if (worker < 0 || worker >= self->workers) { PyErr_SetString(PyExc_IndexError, "no such worker"); return NULL; }
-    bell_ring(&self->worker_bells[worker], 1);
+    bell_ring(&self->at.worker_bells[worker], 1);
     Py_RETURN_NONE;
 }
 

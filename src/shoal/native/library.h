@@ -5,10 +5,7 @@
 
 #include "../compiled/shoal_env.h"
 #include "compat.h"
-#include "step_block.h"
 #include "task.h"
-
-#define STATUS_FINAL 4
 
 static int64_t space_bytes(const shoal_space *space) {
     int64_t size = space->type == 'd' || space->type == 'q' ? 8 : space->type == 'B' ? 1 : 4;

@@ -18,24 +18,16 @@
 
 #include <stdlib.h>
 
-enum Op { OP_STEP = 0, OP_RESET = 1 }; /* and others, which are all for the callback `special` */
-enum Autoreset { AUTORESET_NEXT_STEP = 0, AUTORESET_SAME_STEP = 1, AUTORESET_DISABLED = 2 };
-enum ActionKind { ACTION_SCALAR = 0, ACTION_ROW = 1, ACTION_CALL = 2 };
 typedef struct {
     PyObject_HEAD
     Py_buffer slab;
+    Fields at; /* the slab's fields; those that have a row for each worker begin with this worker's */
     int64_t lanes, start, stop;
     int autoreset, publish_each, action_kind, special_leaves;
-    Bell *pool_bell, *bell;
     uint32_t seen;
     Habit habit;
-    _Atomic uint64_t *requested, *answered;
-    uint8_t *op, *slot, *ended, *terminated, *truncated, *began, *status;
-    int64_t *done_ns, *run_length, *episode_length, *stats;
-    WorkerCounters counters;
     int64_t idle_since; /* when the last pass ended */
-    int64_t waking;     /* what the pass that is under way was late by, for those who publish it themselves */
-    double *reward, *run_return, *episode_return;
+    int64_t waking;     /* how long the pass that is under way was waited for; for steppers that call `publish` */
     Py_ssize_t leaf_count;
     Leaf *leaves;
     PyObject *steps;   /* list of bound env.step, one per lane of the block */
@@ -87,13 +79,11 @@ static void block_dealloc(PyObject *object) {
 
 static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
     (void)kwargs;
-    PyObject *slab, *leaves, *callbacks, *steps, *actions;
-    Py_ssize_t at[21];
-    if (!PyArg_ParseTuple(args, "OLLLipi(nnnnnnnnnnnnnnnnnnnnn)O!O!OO!", &slab, &self->lanes, &self->start,
-                          &self->stop, &self->autoreset, &self->publish_each, &self->action_kind, &at[0], &at[1],
-                          &at[2], &at[3], &at[4], &at[5], &at[6], &at[7], &at[8], &at[9], &at[10], &at[11],
-                          &at[12], &at[13], &at[14], &at[15], &at[16], &at[17], &at[18], &at[19], &at[20],
-                          &PyTuple_Type, &leaves, &PyList_Type, &steps, &actions, &PyTuple_Type, &callbacks))
+    PyObject *slab, *offsets, *leaves, *callbacks, *steps, *actions;
+    long long worker;
+    if (!PyArg_ParseTuple(args, "OLLLLipiOO!O!OO!", &slab, &worker, &self->lanes, &self->start, &self->stop,
+                          &self->autoreset, &self->publish_each, &self->action_kind, &offsets, &PyTuple_Type, &leaves,
+                          &PyList_Type, &steps, &actions, &PyTuple_Type, &callbacks))
         return -1;
     if (!PyArg_ParseTuple(callbacks, "OOOOOO", &self->special, &self->finish, &self->note, &self->store,
                           &self->failed, &self->flush)) {
@@ -117,28 +107,11 @@ static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
     }
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
     char *base = self->slab.buf;
-    self->pool_bell = (Bell *)(base + at[0]);
-    self->bell = (Bell *)(base + at[1]);
-    self->requested = (_Atomic uint64_t *)(base + at[2]);
-    self->answered = (_Atomic uint64_t *)(base + at[3]);
-    self->op = (uint8_t *)(base + at[4]);
-    self->slot = (uint8_t *)(base + at[5]);
-    self->done_ns = (int64_t *)(base + at[6]);
-    self->ended = (uint8_t *)(base + at[7]);
-    self->run_return = (double *)(base + at[8]);
-    self->run_length = (int64_t *)(base + at[9]);
-    self->stats = (int64_t *)(base + at[10]);
-    self->reward = (double *)(base + at[11]);
-    self->terminated = (uint8_t *)(base + at[12]);
-    self->truncated = (uint8_t *)(base + at[13]);
-    self->began = (uint8_t *)(base + at[14]);
-    self->status = (uint8_t *)(base + at[15]);
-    self->episode_return = (double *)(base + at[16]);
-    self->episode_length = (int64_t *)(base + at[17]);
-    self->counters.stats = self->stats;
-    self->counters.episode_sums = (double *)(base + at[18]);
-    self->counters.step_times = (int64_t *)(base + at[19]);
-    self->counters.lane_stats = (int64_t *)(base + at[20]);
+    if (fields_read(&self->at, base, offsets) < 0) return -1;
+    self->at.worker_bells += worker;
+    self->at.stats += worker * STAT_WIDTH;
+    self->at.episode_sums += worker * SUM_WIDTH;
+    self->at.step_times += worker * TIME_BUCKETS;
     Py_ssize_t count = PyTuple_Size(leaves);
     if ((self->leaves = calloc((size_t)count + 1, sizeof(Leaf))) == NULL) { PyErr_NoMemory(); return -1; }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -244,23 +217,23 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     if (terminated < 0 || truncated < 0) return -1;
 
     int64_t at = slot * self->lanes + lane;
-    self->reward[at] = reward;
-    self->terminated[at] = (uint8_t)terminated;
-    self->truncated[at] = (uint8_t)truncated;
-    self->began[at] = 0;
-    self->status[at] = 0;
-    self->episode_return[at] = self->run_return[lane] += reward;
-    self->episode_length[at] = self->run_length[lane] += 1;
+    self->at.reward[at] = reward;
+    self->at.terminated[at] = (uint8_t)terminated;
+    self->at.truncated[at] = (uint8_t)truncated;
+    self->at.began[at] = 0;
+    self->at.status[at] = 0;
+    self->at.episode_return[at] = self->at.run_return[lane] += reward;
+    self->at.episode_length[at] = self->at.run_length[lane] += 1;
     if (terminated || truncated) {
-        count_episode(&self->counters, self->run_return[lane], self->run_length[lane]);
+        count_episode(&self->at, self->at.run_return[lane], self->at.run_length[lane]);
         if (self->autoreset == AUTORESET_SAME_STEP) {
             self->noted = 1;
             int64_t began = COUNTING ? now_ns() : 0;
             int outcome = block_callback(self->finish, lane, slot, observation, info);
-            if (COUNTING) self->stats[STAT_RESET_NS] += now_ns() - began;
+            if (COUNTING) self->at.stats[STAT_RESET_NS] += now_ns() - began;
             return outcome;
         }
-        self->ended[lane] = 1;
+        self->at.ended[lane] = 1;
     }
     if (block_store(self, observation, lane, slot) < 0) return -1;
     if (self->special_leaves) self->noted = 1;
@@ -270,11 +243,11 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
 }
 
 static int block_step_lane(Block *self, int64_t lane) {
-    int slot = self->slot[lane];
+    int slot = self->at.slot[lane];
     int outcome;
     self->was_reset = 0;
-    if (self->op[lane] != OP_STEP || (self->ended[lane] && self->autoreset == AUTORESET_NEXT_STEP)) {
-        PyObject *op = PyLong_FromLong(self->op[lane]);
+    if (self->at.op[lane] != OP_STEP || (self->at.ended[lane] && self->autoreset == AUTORESET_NEXT_STEP)) {
+        PyObject *op = PyLong_FromLong(self->at.op[lane]);
         if (op == NULL) return -1;
         self->noted = self->was_reset = 1;
         outcome = block_callback(self->special, lane, slot, op, NULL);
@@ -307,21 +280,21 @@ static int block_flush(Block *self) {
 /* Says which lane is being stepped (`lane` + 1, 0 for none) and since when, for whoever wonders why it takes so long
  * or why the process is gone. */
 static inline void block_show(Block *self, int64_t lane, int64_t since) {
-    __atomic_store_n(&self->stats[STAT_SINCE_NS], since, __ATOMIC_RELAXED);
-    __atomic_store_n(&self->stats[STAT_AT], lane, __ATOMIC_RELEASE);
+    __atomic_store_n(&self->at.stats[STAT_SINCE_NS], since, __ATOMIC_RELAXED);
+    __atomic_store_n(&self->at.stats[STAT_AT], lane, __ATOMIC_RELEASE);
 }
 
 /* A lane is about to answer; `ns` is what it took. Resets that were asked for are no steps. */
 static inline void block_count(Block *self, int64_t lane, int64_t ns) {
-    if (COUNTING && self->was_reset) self->stats[STAT_RESET_NS] += ns;
-    if (self->op[lane] == OP_STEP) count_step(&self->counters, lane, ns);
+    if (COUNTING && self->was_reset) self->at.stats[STAT_RESET_NS] += ns;
+    if (self->at.op[lane] == OP_STEP) count_step(&self->at, lane, ns);
 }
 
 /* How long a request has waited for this pass while there was nothing else to do. Asked in passes without any lane
  * too: a request that came during the last pass may have been answered by it. */
 static inline int64_t block_waking(Block *self, int64_t now) {
-    if (!COUNTING || atomic_load_explicit(&self->bell->posted_ns, memory_order_relaxed) == 0) return 0;
-    int64_t since = atomic_exchange(&self->bell->posted_ns, 0);
+    if (!COUNTING || atomic_load_explicit(&self->at.worker_bells->posted_ns, memory_order_relaxed) == 0) return 0;
+    int64_t since = atomic_exchange(&self->at.worker_bells->posted_ns, 0);
     if (since < self->idle_since) since = self->idle_since;
     return now > since ? now - since : 0;
 }
@@ -334,18 +307,18 @@ static PyObject *block_run(PyObject *object, PyObject *ignored) {
     uint32_t to_ring = 0;
     int outcome = 0;
     for (int64_t lane = self->start; lane < self->stop && outcome == 0; lane++) {
-        uint64_t sequence = atomic_load_explicit(&self->requested[lane], memory_order_acquire);
-        if (sequence == atomic_load_explicit(&self->answered[lane], memory_order_relaxed)) continue;
+        uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_acquire);
+        if (sequence == atomic_load_explicit(&self->at.answered[lane], memory_order_relaxed)) continue;
         block_show(self, lane + 1, clock);
         if ((outcome = block_step_lane(self, lane)) < 0) break;
         int64_t since = clock;
-        self->done_ns[lane] = clock = now_ns();
+        self->at.done_ns[lane] = clock = now_ns();
         block_count(self, lane, clock - since);
-        atomic_store_explicit(&self->answered[lane], sequence, memory_order_release);
+        atomic_store_explicit(&self->at.answered[lane], sequence, memory_order_release);
         stepped++;
         to_ring++;
         if (self->publish_each) {
-            int delayed = bell_ring(self->pool_bell, 1) || self->noted;
+            int delayed = bell_ring(self->at.pool_bell, 1) || self->noted;
             to_ring = 0;
             outcome = block_flush(self);
             if (COUNTING && delayed) clock = now_ns(); /* the next env is not to blame for it */
@@ -353,15 +326,15 @@ static PyObject *block_run(PyObject *object, PyObject *ignored) {
     }
     if (stepped > 0) {
         block_show(self, 0, clock);
-        self->stats[STAT_STEPS] += stepped;
-        self->stats[STAT_BUSY_NS] += clock - began;
+        self->at.stats[STAT_STEPS] += stepped;
+        self->at.stats[STAT_BUSY_NS] += clock - began;
         if (COUNTING) {
-            self->stats[STAT_PASSES]++;
-            self->stats[STAT_WAKE_NS] += waking;
+            self->at.stats[STAT_PASSES]++;
+            self->at.stats[STAT_WAKE_NS] += waking;
             self->idle_since = clock;
         }
     }
-    if (to_ring > 0) bell_ring(self->pool_bell, to_ring);
+    if (to_ring > 0) bell_ring(self->at.pool_bell, to_ring);
     if (outcome < 0 || block_flush(self) < 0) return NULL;
     return PyLong_FromLongLong(stepped);
 }
@@ -379,8 +352,8 @@ static PyObject *block_asked(PyObject *object, PyObject *out_object) {
     int64_t count = 0, *ids = out.buf;
     self->waking += block_waking(self, now_ns());
     for (int64_t lane = self->start; lane < self->stop; lane++)
-        if (atomic_load_explicit(&self->requested[lane], memory_order_acquire) !=
-            atomic_load_explicit(&self->answered[lane], memory_order_relaxed))
+        if (atomic_load_explicit(&self->at.requested[lane], memory_order_acquire) !=
+            atomic_load_explicit(&self->at.answered[lane], memory_order_relaxed))
             ids[count++] = lane;
     PyBuffer_Release(&out);
     return PyLong_FromLongLong(count);
@@ -404,8 +377,8 @@ static PyObject *block_leave(PyObject *object, PyObject *args) {
         PyErr_SetString(PyExc_IndexError, "no lane of this block");
         return NULL;
     }
-    self->was_reset = self->op[lane] != OP_STEP;
-    block_count(self, lane, now_ns() - self->stats[STAT_SINCE_NS]);
+    self->was_reset = self->at.op[lane] != OP_STEP;
+    block_count(self, lane, now_ns() - self->at.stats[STAT_SINCE_NS]);
     Py_RETURN_NONE;
 }
 
@@ -423,21 +396,21 @@ static PyObject *block_publish(PyObject *object, PyObject *args) {
     int64_t now = now_ns();
     for (Py_ssize_t i = 0; i < count; i++) {
         if (lane[i] < self->start || lane[i] >= self->stop) continue;
-        self->done_ns[lane[i]] = now;
-        uint64_t sequence = atomic_load_explicit(&self->requested[lane[i]], memory_order_relaxed);
-        atomic_store_explicit(&self->answered[lane[i]], sequence, memory_order_release);
+        self->at.done_ns[lane[i]] = now;
+        uint64_t sequence = atomic_load_explicit(&self->at.requested[lane[i]], memory_order_relaxed);
+        atomic_store_explicit(&self->at.answered[lane[i]], sequence, memory_order_release);
     }
     PyBuffer_Release(&ids);
     block_show(self, 0, now);
-    self->stats[STAT_STEPS] += count;
-    self->stats[STAT_BUSY_NS] += now - began;
+    self->at.stats[STAT_STEPS] += count;
+    self->at.stats[STAT_BUSY_NS] += now - began;
     if (COUNTING) {
-        self->stats[STAT_PASSES]++;
-        self->stats[STAT_WAKE_NS] += self->waking;
+        self->at.stats[STAT_PASSES]++;
+        self->at.stats[STAT_WAKE_NS] += self->waking;
         self->waking = 0;
         self->idle_since = now;
     }
-    bell_ring(self->pool_bell, (uint32_t)count);
+    bell_ring(self->at.pool_bell, (uint32_t)count);
     Py_RETURN_NONE;
 }
 
@@ -448,14 +421,14 @@ static PyObject *block_wait(PyObject *object, PyObject *args) {
     if (!PyArg_ParseTuple(args, "LL", &deadline, &spin_ns)) return NULL;
     for (;;) {
         int result;
-        uint32_t alarm = atomic_load(&self->bell->alarm);
+        uint32_t alarm = atomic_load(&self->at.worker_bells->alarm);
         if (PyErr_CheckSignals() < 0) return NULL;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->bell, self->seen + 1, alarm, deadline, spin_ns, &self->habit);
+        result = bell_wait(self->at.worker_bells, self->seen + 1, alarm, deadline, spin_ns, &self->habit);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) Py_RETURN_FALSE;
         if (result == BELL_REACHED) {
-            self->seen = atomic_load(&self->bell->count);
+            self->seen = atomic_load(&self->at.worker_bells->count);
             Py_RETURN_TRUE;
         }
     }
@@ -476,15 +449,15 @@ static PyObject *block_begin(PyObject *object, PyObject *args) {
     }
     int64_t at = slot * self->lanes + lane;
     if (fresh) {
-        self->reward[at] = self->episode_return[at] = 0.0;
-        self->terminated[at] = self->truncated[at] = self->status[at] = 0;
-        self->episode_length[at] = 0;
+        self->at.reward[at] = self->at.episode_return[at] = 0.0;
+        self->at.terminated[at] = self->at.truncated[at] = self->at.status[at] = 0;
+        self->at.episode_length[at] = 0;
     }
-    self->began[at] = 1;
-    self->ended[lane] = 0;
-    self->run_return[lane] = 0.0;
-    self->run_length[lane] = 0;
-    self->stats[STAT_EPISODES]++;
+    self->at.began[at] = 1;
+    self->at.ended[lane] = 0;
+    self->at.run_return[lane] = 0.0;
+    self->at.run_length[lane] = 0;
+    self->at.stats[STAT_EPISODES]++;
     if (block_store(self, observation, lane, slot) < 0) return NULL;
     if (!(PyDict_Check(info) && PyDict_Size(info) == 0) && block_callback(self->note, lane, slot, info, NULL) < 0)
         return NULL;

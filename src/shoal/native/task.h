@@ -8,27 +8,7 @@
 #define SHOAL_TASK_H
 
 #include "compat.h"
-
-enum TaskPlace {
-    TASK_RESETS, TASK_SLOT, TASK_NOW_NS, TASK_LANES, TASK_FRAMES, TASK_MODE, TASK_LIMIT, TASK_ENV,
-    TASK_REQUESTED, TASK_ANSWERED, TASK_OP, TASK_SLOTS, TASK_DONE_NS, TASK_ENDED, TASK_RUN_RETURN, TASK_RUN_LENGTH,
-    TASK_REWARD, TASK_TERMINATED, TASK_TRUNCATED, TASK_BEGAN, TASK_STATUS, TASK_EPISODE_RETURN, TASK_EPISODE_LENGTH,
-    TASK_STATES, TASK_SEEDS, TASK_EPISODES, TASK_RNGS, TASK_FAILED, TASK_SAVED_STATES, TASK_SAVED_RNGS,
-    TASK_LEAVES, /* then four for each leaf: */
-};
-enum LeafPlace { LEAF_ACTION, LEAF_OBS, LEAF_FINAL, LEAF_WIDE, LEAF_PLACES };
-#define TASK_MOST 1024
-
-/* On a cache line of its own, one for each thread. env, phase: what is being done; phase 0 where a kernel
- * does not say. */
-typedef struct {
-    int64_t answered, began, status, failed, env, phase, spare[2];
-} Tally;
-
-/* In `status`, until task_finish: an episode was begun, and nothing stepped. */
-#define MARK_BEGINS 128
-
-enum Phase { PHASE_STEP = 1, PHASE_RESET = 2, PHASE_OBSERVE = 3, PHASE_UNKNOWN = 4 };
+#include "layout.h"
 
 typedef int32_t (*KernelFunction)(void **result, void **error, int64_t task, int64_t start, int64_t stop,
                                   int64_t tally);

@@ -10,25 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.native.counters import STAT_BUSY_NS, STAT_EPISODES, STAT_STEPS
+from shoal.native import layout
 
 __all__ = ["Kernel"]
 
 Array = npt.NDArray[Any]
 
-# Of native/task.h.
-TASK_RESETS, TASK_SLOT, TASK_NOW_NS, TASK_LANES = range(4)
-TASK_LIMIT, TASK_LANE_FIELDS, TASK_LEAVES, LEAF_PLACES = 6, 8, 30, 4
-TALLY_ANSWERED, TALLY_BEGAN, TALLY_STATUS, TALLY_FAILED, TALLY_ENV, TALLY_PHASE = range(6)
-MARK_BEGINS, PHASE_UNKNOWN = 128, 4
-LANE_TYPES = {
-    "requested": "u8", "answered": "u8", "op": "u1", "slots": "u1", "done_ns": "i8", "ended": "u1", "run_return": "f8",
-    "run_length": "i8",
-}  # fmt: skip
-FRAME_TYPES = {
-    "reward": "f8", "terminated": "u1", "truncated": "u1", "began": "u1", "status": "u1", "episode_return": "f8",
-    "episode_length": "i8",
-}  # fmt: skip
+TALLY_BEGAN, TALLY_FAILED, TALLY_ENV, TALLY_PHASE = (
+    layout.TALLY.index(name) for name in ("began", "failed", "env", "phase")
+)
 _KERNEL = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
 )
@@ -74,7 +64,7 @@ class Kernel:
         began = time.monotonic_ns()
         for run in np.split(asked, edges) if len(asked) else ():  # neighbours that do the same, into the same frame
             start, stop = int(run[0]), int(run[-1]) + 1
-            task[TASK_RESETS], task[TASK_SLOT] = op[start * agents], slots[start * agents]
+            task[layout.TASK_RESETS], task[layout.TASK_SLOT] = op[start * agents], slots[start * agents]
             self._step(task, start, stop)
             at = slice(start * agents, stop * agents)
             done_ns[at], answered[at] = began, requested[at]
@@ -90,15 +80,15 @@ class Kernel:
             if code in (0, -2):
                 break
             env, phase = self._tally[TALLY_ENV], self._tally[TALLY_PHASE]
-            self._failed[env] = phase or PHASE_UNKNOWN
+            self._failed[env] = phase or layout.PHASE_UNKNOWN
             self._tally[TALLY_FAILED] += 1
             at = int(env) + 1
         self._finish(task, start, stop)
 
     def _settle(self, steps: int, began_ns: int) -> None:
-        self._stats[STAT_STEPS] += steps
-        self._stats[STAT_EPISODES] += self._tally[TALLY_BEGAN]
-        self._stats[STAT_BUSY_NS] += time.monotonic_ns() - began_ns
+        self._stats[layout.STAT_STEPS] += steps
+        self._stats[layout.STAT_EPISODES] += self._tally[TALLY_BEGAN]
+        self._stats[layout.STAT_BUSY_NS] += time.monotonic_ns() - began_ns
         failed = self._tally[TALLY_FAILED]
         self._tally[:] = 0
         if failed:
@@ -106,19 +96,21 @@ class Kernel:
 
     def _finish(self, task: Array, start: int, stop: int) -> None:
         """Fill in what follows from what the kernel has written; as in native/task.h."""
-        agents, lanes = self._agents, int(task[TASK_LANES])
+        agents, lanes = self._agents, int(task[layout.TASK_LANES])
         at = slice(start * agents, stop * agents)
-        frame = {name: _frame_array(task, name, lanes)[at] for name in FRAME_TYPES}
+        frame = {
+            name: _lane_array(task, name, lanes, int(task[layout.TASK_SLOT]))[at] for name in layout.TASK_FRAME_FIELDS
+        }
         ended, run_return, run_length = (
             _lane_array(task, name, lanes)[at] for name in ("ended", "run_return", "run_length")
         )
         for name in ("status", "terminated"):
             frame[name][:] = np.repeat(frame[name][::agents], agents)
-        begins, fresh = frame["status"] == MARK_BEGINS, frame["status"] != 0
+        begins, fresh = frame["status"] == layout.MARK_BEGINS, frame["status"] != 0
         length = np.where(begins, 0, run_length + 1)
         total = np.where(begins, 0.0, run_return + frame["reward"])
-        frame["truncated"][:] = length >= task[TASK_LIMIT] if task[TASK_LIMIT] > 0 else False
-        frame["began"][:], frame["status"][:] = fresh, frame["status"] & (MARK_BEGINS - 1)
+        frame["truncated"][:] = length >= task[layout.TASK_LIMIT] if task[layout.TASK_LIMIT] > 0 else False
+        frame["began"][:], frame["status"][:] = fresh, frame["status"] & (layout.MARK_BEGINS - 1)
         frame["episode_return"][:], frame["episode_length"][:] = total, length
         run_return[:], run_length[:] = np.where(fresh, 0.0, total), np.where(fresh, 0, length)
         ended[:] = (frame["terminated"] | frame["truncated"]) & ~fresh
@@ -129,14 +121,14 @@ class Kernel:
         choose, now = _KERNEL(policy), task.copy()
         result, error = ctypes.c_void_p(), ctypes.c_void_p()
         lanes = self._envs * self._agents
-        now[TASK_RESETS] = 0
+        now[layout.TASK_RESETS] = 0
         for t in range(steps):
             for leaf, nbytes in enumerate(row_bytes):
-                place = TASK_LEAVES + LEAF_PLACES * leaf
+                place = layout.TASK_LEAVES + layout.LEAF_PLACES * leaf
                 now[place] = task[place] + t * nbytes
-            began, now[TASK_SLOT] = time.monotonic_ns(), t
+            began, now[layout.TASK_SLOT] = time.monotonic_ns(), t
             choose(ctypes.byref(result), ctypes.byref(error), now.ctypes.data, 0, lanes, 0)
-            now[TASK_SLOT] = t + 1
+            now[layout.TASK_SLOT] = t + 1
             self._step(now, 0, self._envs)
             self._settle(lanes, began)
 
@@ -151,13 +143,8 @@ def _array_at(address: int, count: int, dtype: str) -> Array:
     return np.frombuffer(memory, dtype)
 
 
-def _lane_array(task: Array, name: str, lanes: int) -> Array:
-    address = int(task[TASK_LANE_FIELDS + list(LANE_TYPES).index(name)])
-    return _array_at(address, lanes, LANE_TYPES[name])
-
-
-def _frame_array(task: Array, name: str, lanes: int) -> Array:
-    """A field in the frame that is being written."""
-    address = int(task[TASK_LANE_FIELDS + len(LANE_TYPES) + list(FRAME_TYPES).index(name)])
-    row = lanes * np.dtype(FRAME_TYPES[name]).itemsize
-    return _array_at(address + int(task[TASK_SLOT]) * row, lanes, FRAME_TYPES[name])
+def _lane_array(task: Array, name: str, lanes: int, frame: int = 0) -> Array:
+    """A field of all lanes, in one frame if it has frames."""
+    [dtype] = (row.dtype for row in layout.FIELDS if row.name == ("slot" if name == "slots" else name))
+    address = int(task[layout.TASK.index(name)]) + frame * lanes * np.dtype(dtype).itemsize
+    return _array_at(address, lanes, dtype.replace("?", "u1"))

@@ -112,6 +112,7 @@ class Counts:
     @classmethod
     def read(cls, slab: Slab, now_ns: int) -> Counts:
         """Copy the counters. The time since the last call of the pool counts as the caller's."""
+        slab.settle()
         pool = slab.array("pool_stats").copy()
         pool[c.POOL_CALLER_NS] += max(0, now_ns - pool[c.POOL_SINCE_NS])
         workers, episodes = slab.array("stats").copy(), slab.array("episode_sums").copy()
