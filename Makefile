@@ -50,7 +50,7 @@ demo: $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait for something: more jobs than cores.
-JOBS ?= 4
+JOBS ?= 3
 
 # The core of every suite is named in tests/core.py. Types are checked beside the tests.
 check: $(VENV)/.ready

@@ -39,6 +39,9 @@ BACKENDS = ("serial", "threads", "processes", "hybrid")
 # A runner in the background ignores Ctrl-C, and what it starts would inherit that; these tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Before torch is imported, here and in scripts: with a thread for each core it is slow beside other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A worker imports the module that its env's class is from. Where that is a test, most of it would be these two.
 launch.PRELOAD += ["pytest", "hypothesis.strategies"]
 

@@ -27,8 +27,7 @@ def run_example(example: str, folder: Path) -> None:
     """As a script, in an empty folder."""
     script = folder / "example.py"
     script.write_text(example)
-    # Torch with a thread for each core is slow beside other tests.
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = dict(os.environ)
     env.pop("TF_USE_LEGACY_KERAS", None)  # which the tests set for themselves
     command = [*(launcher(3) if "shoal.serve()" in example else []), sys.executable, str(script)]
     env |= ROOT_MAY
