@@ -315,9 +315,8 @@ class Pool:
 
     def _introduce(self, specs: EnvSpecs) -> None:
         """Let `shoal top` find the pool."""
-        me = processes.identify(os.getpid())
         self._slab.introduce({
-            "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": time.monotonic_ns(),
+            "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
             "env": specs.name[:100], "backend": self.plan.backend, "envs": self.num_envs,
             "batch_size": self.batch_size,
         })  # fmt: skip

@@ -241,7 +241,7 @@ class ProcessWorker(Worker):
     def condemn(self, why: str) -> None:
         self.condemned = why
         if self._pid is not None:
-            self._kin = processes.family(self._pid)  # what it has forked and let go is not found once it is gone
+            self._kin = processes.descendants(self._pid)  # what it has forked and let go is not found once it is gone
         self._kill()
 
     def _kill(self) -> None:
@@ -317,7 +317,7 @@ class ProcessWorker(Worker):
     def _end_family(self) -> None:
         processes.kill(self._kin)
         if self.family is not None:
-            processes.end_families(dict([self.family]))
+            processes.end_sessions(dict([self.family]))
 
     def _release(self) -> None:
         if self._process is not None:
@@ -377,7 +377,7 @@ class ProcessWorker(Worker):
         left = deadline.left
         self._process.join(GRACE if left is None else min(left, GRACE))
         if self._process.exitcode is None and self._pid is not None:
-            self._kin = processes.family(self._pid)
+            self._kin = processes.descendants(self._pid)
         for end in (self._process.terminate, self._kill):
             if self._process.exitcode is not None:
                 return

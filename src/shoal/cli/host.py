@@ -79,7 +79,7 @@ class ContenderProcess:
         """Build the contender over there and remember which processes it brought along."""
         self.ask("open", contender, work)
         opened: Opened = self.answer(patience)
-        self._seen.update(processes.family(self._process.pid))
+        self._seen.update(processes.descendants(self._process.pid))
         return opened
 
     def close_runner(self) -> None:
@@ -92,13 +92,13 @@ class ContenderProcess:
         if gently:
             with contextlib.suppress(ContenderLost):
                 self.close_runner()
-        self._seen.update(processes.family(self._process.pid))
+        self._seen.update(processes.descendants(self._process.pid))
         self._pipe.close()
         self._process.kill()
         self._process.wait()
         # Twice, for one that was being forked while we looked.
         for _ in range(2):
-            self._seen.update(processes.family(self._process.pid))
+            self._seen.update(processes.descendants(self._process.pid))
             for process in self._seen:
                 if processes.alive(process):
                     with contextlib.suppress(ProcessLookupError):

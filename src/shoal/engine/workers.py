@@ -354,7 +354,7 @@ class Workers:
     def _end_families(workers: Sequence[Worker]) -> None:
         """End what the envs have started and not ended."""
         families = [worker.family for worker in workers if isinstance(worker, ProcessWorker)]
-        processes.end_families(dict(family for family in families if family is not None))
+        processes.end_sessions(dict(family for family in families if family is not None))
 
     def abandon(self) -> None:
         """In a forked child: give up the descriptors, leave the workers to the process that owns them."""

@@ -172,23 +172,25 @@ class Peer:
     Attributes:
         rank: among all that mpiexec has started, which is what mpiexec calls it.
         home: what tells whether two processes see each other: the machine, and its table of processes.
-        process: its line there.
+        pid, started: its number there, and when it started; None where the others cannot see it.
         cores: that it may use.
     """
 
     rank: int
     node: str
     home: tuple[str, str]
-    process: processes.Process | None
+    pid: int | None
+    started: int | None
     cores: int
 
     @classmethod
     def me(cls) -> Peer:
         """This process."""
         home = home_of_this_process()
-        process = processes.identify(os.getpid()) if home[1] else None
+        pid = os.getpid() if home[1] else None
+        started = None if pid is None else processes.started(pid)
         rank = int(_mpi().COMM_WORLD.Get_rank())
-        return cls(rank, platform.node(), home, process, usable_cores())
+        return cls(rank, platform.node(), home, pid, started, usable_cores())
 
     @property
     def where(self) -> str:
@@ -197,7 +199,7 @@ class Peer:
 
     def gone_for(self, other: Peer) -> bool:
         """Whether the other one can see that this one is gone."""
-        return self.process is not None and self.home == other.home and not processes.alive(self.process)
+        return self.pid is not None and self.home == other.home and processes.started(self.pid) != self.started
 
 
 @dataclass(frozen=True)

@@ -315,9 +315,8 @@ class Driver:
 
     def _death(self, link: MpiLink) -> WorkerDied:
         peer = self.peers[link.rank]
-        pid = None if peer.process is None else peer.process.pid
-        message = f"worker {link.index} (on node {peer.where}, pid {pid}, {_envs(link.block)}) {GONE}"
-        return WorkerDied(message, link.index, pid, None, range(*link.block), node=peer.where)
+        message = f"worker {link.index} (on node {peer.where}, pid {peer.pid}, {_envs(link.block)}) {GONE}"
+        return WorkerDied(message, link.index, peer.pid, None, range(*link.block), node=peer.where)
 
     def close(self) -> None:
         """Let the ranks go. Called when the process leaves, after all pools were closed."""
