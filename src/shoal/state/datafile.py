@@ -16,7 +16,6 @@ import math
 import os
 import random
 import struct
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CannotSave", "DataError", "Decoder", "Encoded", "Encoder", "decode", "encode", "read_file", "write_file"]
+from shoal.support.files import replacing
+
+__all__ = [
+    "CannotSave", "DataError", "Decoder", "Encoded", "Encoder", "decode", "encode", "read_document", "read_file",
+    "write_document", "write_file",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 Node = Any  # what JSON can hold: a list is a tag and what belongs to it, all else stands for itself
@@ -416,38 +420,16 @@ _MAKE_WHOLE: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def write_file(path: str | os.PathLike[str], value: Any, what: str = WHAT) -> None:
-    """Write a plain value to one file, a zip as numpy.savez makes it. At any time, the old file or the new is there.
+    """Write a plain value to one file.
 
     Args:
-        what: what kind of file it is, so that nobody takes it for another.
+        what: the kind of file, so that it is not taken for another.
 
     Raises:
         CannotSave: if something in it is not plain.
     """
     encoded = encode(value)
-    header = json.dumps({"what": what, "version": VERSION, "value": encoded.document}, allow_nan=False)
-    members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(encoded.arrays)}
-    members["document"] = np.frombuffer(header.encode("ascii"), np.uint8)
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"{os.fspath(path)} cannot be written: expected the name of a file in an existing folder"
-        )
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with open(partial, "xb") as file:
-            np.savez(file, **members)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name too must survive a crash
-    finally:
-        os.close(folder)
+    write_document(path, {"what": what, "version": VERSION, "value": encoded.document}, encoded.arrays)
 
 
 def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
@@ -455,6 +437,36 @@ def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
 
     Raises:
         ValueError: if it is damaged, some other file, or from a newer version.
+    """
+    header, arrays = read_document(path, kind, VERSION)
+    try:
+        return decode(Encoded(header.get("value"), arrays))
+    except DataError as error:
+        raise DataError(f"{os.fspath(path)}: {error}") from error
+
+
+def write_document(path: str | os.PathLike[str], header: dict[str, Any], arrays: Sequence[Array]) -> None:
+    """Write a JSON document and arrays to one file, a zip as numpy.savez makes it. It replaces an old file at once.
+
+    Args:
+        header: has "what", the kind of file, and "version", that of its format.
+    """
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"{os.fspath(path)} cannot be written: expected the name of a file in an existing folder"
+        )
+    members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(arrays)}
+    members["document"] = np.frombuffer(json.dumps(header).encode("ascii"), np.uint8)
+    with replacing(target, durable=True) as file:
+        np.savez(file, **members)
+
+
+def read_document(path: str | os.PathLike[str], kind: str, newest: int) -> tuple[dict[str, Any], list[Array]]:
+    """The header and the arrays of a file of this kind, up to this version of its format. Nothing is unpickled.
+
+    Raises:
+        DataError: if it is damaged, some other file, or from a newer version.
     """
     name = os.fspath(path)  # which refuses the number of a descriptor: open would take it, and close it
     with open(name, "rb") as file:
@@ -467,9 +479,6 @@ def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
             raise DataError(f"{name} is damaged or no {kind}") from error
     if what != kind or not isinstance(version, int):
         raise DataError(f"{name} is no {kind}")
-    if version > VERSION:
-        raise DataError(f"{name} has format {version} of a newer Shoal, and this one reads up to format {VERSION}")
-    try:
-        return decode(Encoded(header.get("value"), arrays))
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
+    if version > newest:
+        raise DataError(f"{name} has format {version} of a newer Shoal, and this one reads up to format {newest}")
+    return header, arrays

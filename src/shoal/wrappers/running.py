@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import re
@@ -14,12 +15,12 @@ import numpy as np
 
 from shoal import native
 from shoal.ranks import Ranks
-from shoal.state.datafile import DataError, read_file, write_file
+from shoal.state.datafile import DataError, read_document, read_file, write_document
 from shoal.wrappers.base import Array
 
 __all__ = ["RunningMeanStd", "merge_ranks", "read_statistics", "standardized", "write_statistics"]
 
-KIND = "shoal normalization"
+KIND, VERSION = "shoal normalization", 2
 
 
 class RunningMeanStd:
@@ -165,9 +166,18 @@ def standardized(values: Any, mean: Any, var: Any, epsilon: float, limit: float)
 
 
 def write_statistics(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-    """Write settings and statistics (as data) to a file; folders on the way are made."""
+    """Write settings and statistics (as data) to a file: JSON, and beside it the arrays. Folders on the way are made."""
     Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, content, KIND)
+    arrays: list[Array] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            arrays.append(value)
+            return {"array": len(arrays) - 1}
+        return value.item()  # numpy's numbers
+
+    text = json.dumps(content, default=plain)
+    write_document(path, {"what": KIND, "version": VERSION, "value": text}, arrays)
 
 
 def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -181,15 +191,28 @@ def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     with open(os.fspath(path), "rb") as file:
         start = file.read(4)
+    content: Any = None
     if start[:2] == b"PK":
-        content = read_file(path, KIND)
+        content = _read_document(path)
     elif start[:1] == b"\x80":
         content = _read_pickle(path)
-    else:
-        content = None
     if not isinstance(content, dict):
         raise DataError(f"{os.fspath(path)} has no normalization in it: expected a file that save() has written")
     return content
+
+
+def _read_document(path: str | os.PathLike[str]) -> Any:
+    header, arrays = read_document(path, KIND, VERSION)
+    if header["version"] == 1:  # the first format, which is that of env states
+        return read_file(path, KIND)
+
+    def restored(node: dict[str, Any]) -> Any:
+        return arrays[node["array"]] if node.keys() == {"array"} and type(node["array"]) is int else node
+
+    try:
+        return json.loads(header["value"], object_hook=restored)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise DataError(f"{os.fspath(path)} is damaged: {error}") from error
 
 
 def _read_pickle(path: str | os.PathLike[str]) -> dict[str, Any]:
