@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -367,7 +366,7 @@ def test_a_file_that_the_encoder_has_not_finished_is_not_kept(
             yield
         raise error
 
-    monkeypatch.setattr("shoal.wrappers.video._encoder", lambda: SimpleNamespace(write_frames=write_frames))
+    monkeypatch.setattr("imageio_ffmpeg.write_frames", write_frames)
     assert run("film_envs:GreyEnv", "-n", "2", "out.mp4") == code
     assert capsys.readouterr().err.endswith(says)
     assert list(folder.iterdir()) == []
@@ -396,7 +395,7 @@ def test_an_interrupt_from_the_terminal_leaves_a_video_that_plays(backend: str, 
         "import os, sys\n"
         "os.environ['GROUP'] = str(os.getpgrp())\n"
         f"sys.path[:0] = {[*sys.path]!r}\n"
-        "from shoal.cli import cli\n"
+        "from shoal.cli import main\n"
         f"sys.exit(main.main(['record', 'film_envs:TerminalEnv', '-n', '3', 'out.mp4', '--backend', {backend!r}]))\n"
     )
     done = subprocess.run(

@@ -166,7 +166,7 @@ def standardized(values: Any, mean: Any, var: Any, epsilon: float, limit: float)
 
 
 def write_statistics(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-    """Write settings and statistics (as data) to a file: JSON, and beside it the arrays. Folders on the way are made."""
+    """Write settings and statistics (as data) to a file: JSON, and arrays beside it. Missing folders are made."""
     Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
     arrays: list[Array] = []
 
