@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from psutil import Process as Process  # for annotations elsewhere, too
@@ -23,20 +23,16 @@ HELPERS = ("multiprocessing.forkserver import", "multiprocessing.resource_tracke
 
 def identify(pid: int) -> Process | None:
     """Return the process that has this pid now; None if there is none, or only a zombie."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        process = psutil.Process(pid)
+    with _psutil() as psutil:
+        process: Process = psutil.Process(pid)
         return process if alive(process) else None
     return None
 
 
 def alive(process: Process) -> bool:
     """Tell whether this very process still runs. A zombie does not."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    with _psutil() as psutil:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
@@ -45,20 +41,18 @@ def started(pid: int) -> int | None:
 
     All processes of a machine get the same number, even if the system's clock is set meanwhile.
     """
-    import psutil
-
     process = identify(pid)
-    return None if process is None else round((process.create_time() - psutil.boot_time()) * 1000)
+    with _psutil() as psutil:
+        return None if process is None else round((process.create_time() - psutil.boot_time()) * 1000)
+    return None
 
 
 def descendants(pid: int) -> list[Process]:
     """Return all descendants of `pid` and all members of its session, without `pid` itself."""
-    import psutil
-
     found: dict[int, Process] = {}
     for head in (pid, *(one for one in _pids() if _session_of(one) == pid)):
         if head not in found:
-            with contextlib.suppress(psutil.Error, OSError):
+            with _psutil() as psutil:
                 process = psutil.Process(head)
                 found |= {one.pid: one for one in (process, *process.children(recursive=True))}
     found.pop(pid, None)
@@ -67,11 +61,9 @@ def descendants(pid: int) -> list[Process]:
 
 def workers(pid: int) -> list[int]:
     """Return the pids of the descendants that do work: no fork server, no resource tracker."""
-    import psutil
-
     found = []
     for process in descendants(pid):
-        with contextlib.suppress(psutil.Error):
+        with _psutil():
             command = " ".join(process.cmdline())
             if process.ppid() != pid or (command and not any(helper in command for helper in HELPERS)):
                 found.append(process.pid)
@@ -80,12 +72,19 @@ def workers(pid: int) -> list[int]:
 
 def kill(processes: Iterable[Process]) -> None:
     """Kill these very processes, and no later ones of the same pids."""
-    import psutil
-
     for process in processes:
         if process.pid != os.getpid():
-            with contextlib.suppress(psutil.Error, OSError):
+            with _psutil():
                 process.kill()
+
+
+@contextlib.contextmanager
+def _psutil() -> Iterator[Any]:
+    """psutil. The block ends early if a process is gone, or something cannot be read."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        yield psutil
 
 
 # ---- a worker's session ------------------------------------------------------------------------------------------
@@ -117,10 +116,8 @@ def end_sessions(heads: Mapping[str, Process]) -> None:
     Args:
         heads: the workers by their marks.
     """
-    import psutil
-
     for _ in range(5 if heads else 0):  # they may start others while they are being ended
-        own = {head.pid for head in heads.values() if head.is_running() or not psutil.pid_exists(head.pid)}
+        own = {head.pid for head in heads.values() if identify(head.pid) in (None, head)}
         # Looked at twice: a pid may have passed to another process before we knew which process has it.
         candidates = [identify(pid) for pid in _pids() if pid != os.getpid() and _belongs(pid, own, heads)]
         found = [process for process in candidates if process is not None and _belongs(process.pid, own, heads)]
@@ -134,10 +131,8 @@ def _belongs(pid: int, sessions: Collection[int], marks: Collection[str]) -> boo
 
 
 def _pids() -> list[int]:
-    import psutil
-
-    with contextlib.suppress(OSError):
-        return psutil.pids()
+    with _psutil() as psutil:
+        return list(psutil.pids())
     return []
 
 
@@ -173,31 +168,26 @@ def inner_pid(pid: int) -> int | None:
 
 def resident(pid: int) -> int | None:
     """Return the resident memory of a process in bytes."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error, OSError):
+    with _psutil() as psutil:
         return int(psutil.Process(pid).memory_info().rss) or None
     return None
 
 
 def pss(pids: Iterable[int]) -> list[int]:
     """Return the proportional set size in bytes of each process that lets us read it."""
-    import psutil
-
     found = []
     for pid in pids:
-        with contextlib.suppress(psutil.Error, OSError, AttributeError):  # the last where the system knows none
+        with _psutil() as psutil, contextlib.suppress(AttributeError):  # the system knows no such size
             found.append(int(psutil.Process(pid).memory_full_info().pss))
     return found
 
 
 def available_memory() -> int | None:
     """Return how many bytes new processes could take without swapping, in this control group; None where unknown."""
-    import psutil
-
-    try:
+    available: int | None = None
+    with _psutil() as psutil, contextlib.suppress(KeyError):
         available = int(psutil.virtual_memory().available)
-    except (psutil.Error, OSError, KeyError):
+    if available is None:
         return None
     with contextlib.suppress(OSError, ValueError):  # no such control group, or without a limit
         group = _control_group()
@@ -225,8 +215,6 @@ def _counts(path: Path) -> dict[str, int]:
 
 def stolen_seconds() -> float:
     """Return the CPU seconds that the hypervisor gave to others so far, over all cores; 0 on a real machine."""
-    import psutil
-
-    with contextlib.suppress(OSError):
+    with _psutil() as psutil:
         return float(getattr(psutil.cpu_times(), "steal", 0.0))
     return 0.0

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Space
 
 from shoal.support.checks import whole_number
-from shoal.support.optional_dependencies import install
+from shoal.support.optional_dependencies import require
 from shoal.wrappers.base import Array, Bound, Rows, Transform
 
 __all__ = ["RecordVideo", "tile_images"]
@@ -128,9 +128,5 @@ class RecordVideo(Transform):
 
 
 def _get_writer() -> Any:
-    try:
-        import imageio_ffmpeg  # noqa: F401  # the encoder, which imageio would ask for at the first frame only
-        from imageio.v2 import get_writer
-    except ImportError as error:
-        raise ImportError(f"videos need an encoder: {install('video')}") from error
-    return get_writer
+    require("imageio_ffmpeg", "videos need an encoder", "video")  # imageio asks for it at the first frame only
+    return require("imageio.v2", "videos need imageio", "video").get_writer
