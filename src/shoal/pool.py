@@ -52,8 +52,8 @@ from shoal.support.checks import (
     spread_seed,
     whole_number,
 )
+from shoal.support.copies import own_copy
 from shoal.support.deadline import NEVER, Deadline
-from shoal.worker.single import own_copy
 
 __all__ = ["Pool", "refuse_unknown_options"]
 

@@ -35,8 +35,9 @@ from shoal.errors import (
 )
 from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
 from shoal.support.checks import Ids, Seed, check_ids, spread_seed
+from shoal.support.copies import own_copy
 from shoal.support.deadline import Deadline
-from shoal.worker.single import identity_of, own_copy, refuse_shared
+from shoal.worker.single import identity_of, refuse_shared
 
 __all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
 

@@ -26,8 +26,8 @@ from shoal.errors import (
 )
 from shoal.pool import Pool
 from shoal.support.checks import check_choice
+from shoal.support.copies import own_copy
 from shoal.support.deadline import Deadline
-from shoal.worker.single import own_copy
 
 __all__ = ["Async", "ExternalProcess", "Promise", "four_values_too"]
 

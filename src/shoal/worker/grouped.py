@@ -34,7 +34,8 @@ from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.native import counters, twin
 from shoal.spaces.leaves import assemble, flatten
 from shoal.state.env_state import EnvState, load_env, save_env
-from shoal.worker.single import Stepper, close_envs, own_copy, spaces_of
+from shoal.support.copies import own_copy
+from shoal.worker.single import Stepper, close_envs, spaces_of
 
 __all__ = ["GroupStepper", "make_stepper"]
 

@@ -6,7 +6,6 @@ that is why results do not depend on the backend.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.native import twin
 from shoal.spaces.leaves import Kind, Leaf, array_leaves, assemble, flatten, write_observation
 from shoal.state.env_state import EnvState, load_env, save_env
+from shoal.support.copies import own_copy
 
 __all__ = ["Stepper", "build_envs", "close_envs"]
 
@@ -529,20 +529,3 @@ def _is_exactly(value: Any, leaf: Leaf) -> bool:
 def _check_info(info: Any) -> None:
     if not isinstance(info, dict):
         raise TypeError(f"info must be a dict, got {type(info).__name__}")
-
-
-def own_copy(value: Any) -> Any:
-    """A copy of the containers and arrays in a value; other objects stay the same ones."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if type(value) is dict:
-        return {key: own_copy(item) for key, item in value.items()}
-    if isinstance(value, dict):
-        kept = copy.copy(value)
-        kept.update((key, own_copy(item)) for key, item in value.items())
-        return kept
-    if type(value) in (list, tuple):
-        return type(value)(own_copy(item) for item in value)
-    if isinstance(value, tuple) and hasattr(value, "_make"):
-        return value._make(own_copy(item) for item in value)
-    return value
