@@ -283,7 +283,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         for name in filter(None, pair):
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(shoal_ranks, "_before_us", None)
+    monkeypatch.setattr(shoal_ranks, "_hook_before", None)
     return monkeypatch
 
 

@@ -295,8 +295,7 @@ def scheduler_settings(shape: Shape, options: PoolOptions, spin_ns: int) -> Sche
 
 def facts_for_others(plan: Plan, shape: Shape) -> dict[str, Any]:
     """What `shoal top` shows of the pool."""
-    me = processes.identify(os.getpid())
     return {
-        "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": time.monotonic_ns(),
+        "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
         "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
     }  # fmt: skip

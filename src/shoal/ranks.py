@@ -1,9 +1,9 @@
-"""Ranks: which one this process is of several that train together, each with a pool of its own.
+"""Ranks: several processes train together, each with a pool of its own, and a rank is the number of one of them.
 
     from shoal.ranks import current, rank_path, rank_seed
 
-`current()` finds out; `rank_seed` and `rank_path` keep the ranks' seeds and files apart; `allgather` is what
-`shoal.wrappers.Normalize` merges its statistics by. MPI, torch and Ray are imported by nobody but who is in use.
+`current()` finds out the rank of this process. `rank_seed` and `rank_path` keep the ranks' seeds and files apart.
+`shoal.wrappers.Normalize` merges its statistics by `allgather`. MPI, torch and Ray are imported only where in use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.support.optional_dependencies import install
+from shoal.support.optional_dependencies import require
 
 __all__ = [
     "LAUNCHER_VARIABLES", "MpiRanks", "Ranks", "RayRanks", "RayTrainRanks", "TorchRanks", "current",
@@ -27,16 +27,16 @@ __all__ = [
 
 SEED_STEP = 10_000  # from one rank's seed to the next one's, as in OpenAI Baselines
 
-# What mpiexec tells a process: its rank, and how many there are. PMIx alone does not say how many.
+# The variables by which mpiexec tells a process its rank, and how many ranks there are. PMIx alone has no size.
 RANK_AND_SIZE = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("PMIX_RANK", ""),
 )
-# How the names begin of all that Open MPI, MPICH and their kin tell it.
+# The names of all variables that Open MPI, MPICH and similar launchers set begin so.
 LAUNCHER_VARIABLES = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDI_", "MPI_LOCAL", "MV2_COMM_WORLD_")
-USERS_OWN = "OMPI_ALLOW_"  # a permission, for an env that starts an mpiexec of its own too
+USERS_OWN = "OMPI_ALLOW_"  # set by the user: a permission, which an env that starts its own mpiexec needs too
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,12 +44,8 @@ Floats = npt.NDArray[np.float64]
 class Ranks:
     """One process of several: its number, how many there are, and how they exchange numbers.
 
-    As it is, it only says which one; those below exchange as well. For another way, derive from it and write
-    `exchange`.
-
-    Attributes:
-        rank: from 0.
-        size: how many there are.
+    This class knows rank and size only. The classes below also exchange values. For another way, derive a class and
+    write `exchange`.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
@@ -64,11 +60,11 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """How many ranks there are."""
         return self._size
 
     def exchange(self, values: Floats) -> Floats:
-        """Everybody's values [n] as rows [size, n], in the order of ranks. All ranks call it, with equally many."""
+        """The values [n] of all ranks as rows [size, n]. All ranks must call it, with equally many values."""
         if self.size > 1:
             raise NotImplementedError(
                 f"{self!r} has no way to exchange values: use MpiRanks, TorchRanks or RayRanks, or write `exchange`"
@@ -76,7 +72,7 @@ class Ranks:
         return np.array([values])
 
     def allgather(self, values: npt.ArrayLike) -> Floats:
-        """Everybody's numbers as rows float64 [size, n], the same on all ranks. All ranks must call it.
+        """The numbers of all ranks as rows float64 [size, n], the same on each rank. All ranks must call it.
 
         Raises:
             ValueError: on every rank, if they do not all have equally many.
@@ -92,12 +88,12 @@ class Ranks:
 
 
 class MpiRanks(Ranks):
-    """The ranks of a communicator of mpi4py's, which is imported when it is needed: mpiexec tells who this is as well.
+    """The ranks of a communicator of mpi4py, which is imported for the first exchange: mpiexec tells rank and size.
 
     Args:
-        comm: by default, all that mpiexec has started.
-        abort: end the whole job when an error ends this process. Without that, its exit waits for the others, and
-            they wait for it.
+        comm: by default, all processes that mpiexec has started.
+        abort: end the whole job when an error ends this process. Otherwise its exit waits for the others, and they
+            wait for it.
     """
 
     def __init__(self, comm: Any = None, abort: bool = True):
@@ -108,21 +104,19 @@ class MpiRanks(Ranks):
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0."""
         return int(self.comm.Get_rank()) if self._told is None else self._told[0]
 
     @property
     def size(self) -> int:
-        """How many there are."""
         if self._told is None or self._told[1] is None:
             return int(self.comm.Get_size())
         return self._told[1]
 
     @property
     def comm(self) -> Any:
-        """The communicator. The first look at it starts MPI, if nobody has."""
+        """The communicator. The first use starts MPI, if it has not been started."""
         if self._comm is None:
-            comm = _import("mpi4py.MPI", "MPI ranks need mpi4py", "mpi").COMM_WORLD
+            comm = require("mpi4py.MPI", "MPI ranks need mpi4py", "mpi").COMM_WORLD
             told = self._told
             if told is not None and told[1] not in (None, comm.Get_size()):
                 raise RuntimeError(
@@ -133,27 +127,22 @@ class MpiRanks(Ranks):
         return self._comm
 
     def exchange(self, values: Floats) -> Floats:
-        """By MPI's Allgather."""
         rows = np.empty((self.size, values.size))
         self.comm.Allgather(values, rows)
         return rows
 
 
 class TorchRanks(Ranks):
-    """The ranks of a process group of torch.distributed, which must have been initialized.
-
-    Args:
-        group: by default, all.
-    """
+    """The ranks of a process group (by default, of all) of torch.distributed, which must have been initialized."""
 
     def __init__(self, group: Any = None):
-        self._distributed = _import("torch.distributed", "torch's ranks need torch", "torch")
+        self._distributed = require("torch.distributed", "torch's ranks need torch", "torch")
         self._group = group
         super().__init__(self._distributed.get_rank(group), self._distributed.get_world_size(group))
 
     def exchange(self, values: Floats) -> Floats:
-        """By torch's all_gather, on the GPU where the group can do nothing else."""
         torch = importlib.import_module("torch")
+        # NCCL exchanges memory of GPUs only.
         device = "cuda" if self._distributed.get_backend(self._group) == "nccl" else "cpu"
         mine = torch.tensor(values, dtype=torch.float64, device=device)
         rows = [torch.empty_like(mine) for _ in range(self.size)]
@@ -163,14 +152,10 @@ class TorchRanks(Ranks):
 
 
 class RayRanks(Ranks):
-    """The ranks of a group of ray.util.collective, which must have been initialized, with the backend "gloo".
-
-    Args:
-        group_name: as Ray knows it.
-    """
+    """The ranks of a group of ray.util.collective, which must have been initialized, with the backend "gloo"."""
 
     def __init__(self, group_name: str = "default"):
-        self._collective = _import("ray.util.collective", "Ray's ranks need ray", "ray")
+        self._collective = require("ray.util.collective", "Ray's ranks need ray", "ray")
         self._group_name = group_name
         rank = self._collective.get_rank(group_name)
         if rank < 0:
@@ -181,7 +166,6 @@ class RayRanks(Ranks):
         super().__init__(rank, self._collective.get_collective_group_size(group_name))
 
     def exchange(self, values: Floats) -> Floats:
-        """By Ray's allgather."""
         rows = [np.empty_like(values) for _ in range(self.size)]
         self._collective.allgather(rows, np.array(values), self._group_name)
         return np.stack(rows)
@@ -190,8 +174,7 @@ class RayRanks(Ranks):
 class RayTrainRanks(Ranks):
     """The workers of Ray Train, where they have no torch.distributed: the first exchange makes them a group.
 
-    Args:
-        context: `ray.train.get_context()`.
+    `context` is `ray.train.get_context()`.
     """
 
     GROUP = "shoal"
@@ -201,9 +184,8 @@ class RayTrainRanks(Ranks):
         self._group: RayRanks | None = None
 
     def exchange(self, values: Floats) -> Floats:
-        """By Ray's allgather."""
         if self._group is None:
-            collective = _import("ray.util.collective", "Ray's ranks need ray", "ray")
+            collective = require("ray.util.collective", "Ray's ranks need ray", "ray")
             if not collective.is_group_initialized(self.GROUP):
                 collective.init_collective_group(self.size, self.rank, backend="gloo", group_name=self.GROUP)
             self._group = RayRanks(self.GROUP)
@@ -211,9 +193,9 @@ class RayTrainRanks(Ranks):
 
 
 def current() -> Ranks:
-    """The ranks that this process is one of: torch.distributed's or Ray's, if in use, those of mpiexec, or it alone.
+    """The ranks that this process is one of: those of torch.distributed, of Ray, of mpiexec, or this process alone.
 
-    What the program has set up itself counts before what it was started by.
+    What the program has set up itself comes before the launcher that started it.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -230,7 +212,7 @@ def current() -> Ranks:
 
 
 def _train_context() -> Any:
-    """Ray Train's, in one of several workers of it."""
+    """The context of Ray Train, if this is one of several workers of it."""
     train = sys.modules.get("ray.train")
     try:
         context = None if train is None else train.get_context()
@@ -255,15 +237,14 @@ def rank_path(path: str | os.PathLike[str], ranks: Ranks | None = None) -> str:
 
 
 def mpi_rank() -> int:
-    """This process's number among those that mpiexec has started; 0 if it has not. Nothing of MPI is imported."""
-    told = told_by_launcher()
-    return 0 if told is None else told[0]
+    """This process's number among those that mpiexec has started; 0 without mpiexec. Nothing of MPI is imported."""
+    return (told_by_launcher() or (0,))[0]
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is no rank, though one has started it.
+    """The environment for a process that a rank starts, and that is no rank itself.
 
-    Told that it is one, it would take its parent's place when it imports mpi4py, and hang or end the job.
+    With the launcher's variables it would take its parent's place when it imports mpi4py, and hang or end the job.
     """
     if told_by_launcher(environ) is None:
         return dict(environ)
@@ -275,9 +256,9 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hide_forked_mpi() -> None:
-    """In a process that was forked from a rank: let nobody use the rank's MPI, which two processes cannot share.
+    """In a process that was forked from a rank: make any use of MPI an error, as two processes cannot share it.
 
-    The environment must have been cleared: here it is cleared of what MPI has put there behind Python's back.
+    `os.environ` must have been cleared. This also clears what MPI has set in C, which `os.environ` does not show.
     """
     if "mpi4py.MPI" in sys.modules:
         hidden = _Hidden("mpi4py.MPI")
@@ -297,7 +278,7 @@ def mpi_is_up() -> bool:
 
 
 class _Hidden(ModuleType):
-    """Stands for mpi4py.MPI."""
+    """Stands in for mpi4py.MPI in a forked process."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -309,7 +290,7 @@ class _Hidden(ModuleType):
 
 
 def told_by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int | None] | None:
-    """Rank and size, as far as an mpiexec has told them; None if none has started this. Nothing of MPI is imported."""
+    """Rank and size, as far as mpiexec has told them; None without mpiexec. Nothing of MPI is imported."""
     for rank, size in RANK_AND_SIZE:
         if environ.get(rank, "").isdigit():
             number = environ.get(size, "")
@@ -317,21 +298,21 @@ def told_by_launcher(environ: Mapping[str, str] = os.environ) -> tuple[int, int 
     return None
 
 
-_before_us: Callable[..., Any] | None = None
+_hook_before: Callable[..., Any] | None = None
 
 
 def _end_job_on_error() -> None:
-    """From now on, an error that nobody catches ends all ranks."""
-    global _before_us
-    if _before_us is None:
-        _before_us, sys.excepthook = sys.excepthook, _report_and_abort
+    """From now on, an error that is not caught ends all ranks."""
+    global _hook_before
+    if _hook_before is None:
+        _hook_before, sys.excepthook = sys.excepthook, _report_and_abort
 
 
 def _report_and_abort(*error: Any) -> None:
-    assert _before_us is not None
-    _before_us(*error)
+    assert _hook_before is not None
+    _hook_before(*error)
     if not mpi_is_up():
-        return  # it leaves without waiting for anybody, and mpiexec ends the others
+        return  # this process exits without waiting for others, and mpiexec ends them
     world = sys.modules["mpi4py.MPI"].COMM_WORLD
     if world.Get_size() == 1:
         return
@@ -339,10 +320,3 @@ def _report_and_abort(*error: Any) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     world.Abort(1)
-
-
-def _import(name: str, need: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{need}: {install(extra)}") from error

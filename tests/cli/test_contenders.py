@@ -33,9 +33,9 @@ def odd() -> Any:
 
 @pytest.fixture(autouse=True)
 def nobody_left() -> Iterator[None]:
-    before = {process.pid for process in processes.family(os.getpid())}
+    before = {process.pid for process in processes.descendants(os.getpid())}
     yield
-    left = {process.pid for process in processes.family(os.getpid())} - before
+    left = {process.pid for process in processes.descendants(os.getpid())} - before
     assert not left
 
 
@@ -178,7 +178,7 @@ def test_envpool_is_told_from_python() -> None:
 def _gone(pid: int) -> bool:
     """Wait a moment for a killed process to be cleared away."""
     for _ in range(100):
-        if pid not in processes.table():
+        if processes.identify(pid) is None:
             return True
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):

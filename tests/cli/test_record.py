@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -368,7 +367,7 @@ def test_a_file_that_the_encoder_has_not_finished_is_not_kept(
             yield
         raise error
 
-    monkeypatch.setattr("shoal.wrappers.video._encoder", lambda: SimpleNamespace(write_frames=write_frames))
+    monkeypatch.setattr("imageio_ffmpeg.write_frames", write_frames)
     assert run("film_envs:GreyEnv", "-n", "2", "out.mp4") == code
     assert capsys.readouterr().err.endswith(says)
     assert list(folder.iterdir()) == []

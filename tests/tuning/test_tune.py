@@ -281,7 +281,7 @@ def test_an_interrupted_command_prints_the_best_so_far_and_leaves_nothing() -> N
     while len(processes.workers(script.pid)) < 3 and time.monotonic() < ends:  # the lab and a trial of its
         time.sleep(0.05)
     time.sleep(2.0)
-    family = processes.family(script.pid)
+    family = processes.descendants(script.pid)
     script.send_signal(signal.SIGINT)
     out, err = script.communicate(timeout=60)
     assert script.returncode == 130, err

@@ -21,9 +21,10 @@ from gymnasium import spaces
 import shoal
 from shoal.state.datafile import DataError
 from shoal.wrappers import Normalize, RunningMeanStd, wrap
-from shoal.wrappers.running import write_statistics
+from shoal.wrappers.statistics_files import write_statistics
 from wrappers.kit import MANY, VECTOR, NoisyEnv, assert_same, play, stable_baselines
 
+DATA = Path(__file__).parent / "data"
 ARGUMENTS: dict[str, Any] = {
     "training": False,
     "norm_reward": False,
@@ -110,15 +111,50 @@ def test_statistics_must_fit_the_envs(tmp_path: Path) -> None:
                 wrap(pool, Normalize.load(tmp_path / file))
 
 
+def test_the_file_is_one_that_numpy_reads(tmp_path: Path) -> None:
+    before = trained(VECTOR, clip_reward=np.inf)
+    before.save(tmp_path / "file")
+    with np.load(tmp_path / "file", allow_pickle=False) as members:
+        document = json.loads(bytes(members["document"]))
+        content = json.loads(document["value"])
+        assert (document["what"], document["version"]) == ("shoal normalization", 2)
+        assert_same(members[f"array_{content['obs_rms']['mean']['array']}"], before.obs_rms.mean)
+    assert (content["gamma"], content["clip_reward"]) == (0.99, np.inf)
+    assert_equal(Normalize.load(tmp_path / "file"), before)
+
+
+def test_a_part_may_be_called_as_arrays_are(tmp_path: Path) -> None:
+    before = trained(spaces.Dict(array=VECTOR))
+    before.save(tmp_path / "file")
+    assert_equal(Normalize.load(tmp_path / "file"), before)
+
+
+def test_files_of_format_1_are_still_loaded() -> None:
+    """They hold what is in env states, a document of tagged nodes."""
+    found = Normalize.load(DATA / "normalize-1.npz")
+    assert (found.clip_obs, found.clip_reward, found.gamma, found.epsilon) == (3.0, np.inf, 0.5, 1e-3)
+    assert (found.training, found.norm_obs, found.norm_reward, found.norm_obs_keys) == (False, True, False, None)
+    np.testing.assert_allclose(found.obs_rms.mean, [6.87241692, 6.45753283, 7.70809702])
+    assert (found.obs_rms.count, found.ret_rms.count) == (14.0001, 8.0001)
+    assert found.ret_rms.var == 29.446700737618936
+    found = Normalize.load(DATA / "normalize-1-dict.npz")
+    assert (found.training, found.norm_obs_keys) == (True, ["vector", "wide"])
+    np.testing.assert_allclose(found.obs_rms["vector"].mean, [7.36413276, 7.18002291, 8.49560824])
+    assert found.obs_rms["wide"].var.shape == (9, 9)
+    np.testing.assert_allclose(found.obs_rms["wide"].var.sum(), 653.1447873733534)
+
+
 # ---- files that are none -------------------------------------------------------------------------------------
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [False, True], ids=["format 2", "format 1"])
+def test_damaged_files_are_refused(old: bool, tmp_path: Path) -> None:
     """Cut off anywhere, or with bytes turned over: a DataError, or what was saved, never anything else."""
     path, broken = tmp_path / "file", tmp_path / "broken"
-    before = trained(VECTOR)
-    before.save(path)
-    content = path.read_bytes()
+    trained(VECTOR).save(path)
+    content = path.read_bytes() if not old else (DATA / "normalize-1.npz").read_bytes()
+    path.write_bytes(content)
+    before = Normalize.load(path)
     generator = np.random.default_rng(0)
     for _ in range(60):
         damaged = bytearray(content[: int(generator.integers(len(content)))])

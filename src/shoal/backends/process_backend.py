@@ -94,8 +94,8 @@ class ProcessBackend(Backend):
             supervisor.close()
 
     def end_descendants(self, workers: Sequence[Worker]) -> None:
-        families = [worker.family for worker in workers if isinstance(worker, ProcessWorker)]
-        processes.end_families(dict(family for family in families if family is not None))
+        sessions = [worker.session for worker in workers if isinstance(worker, ProcessWorker)]
+        processes.end_sessions(dict(session for session in sessions if session is not None))
 
     def close(self) -> None:
         if self._bell is not None:

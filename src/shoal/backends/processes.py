@@ -126,7 +126,7 @@ class ProcessWorker(Worker):
             self._pidfd = os.pidfd_open(self._pid)
 
     @property
-    def family(self) -> tuple[str, processes.Process] | None:
+    def session(self) -> tuple[str, processes.Process] | None:
         """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
@@ -245,9 +245,8 @@ class ProcessWorker(Worker):
     def condemn(self, why: str) -> None:
         self.condemned = why
         if self._pid is not None:
-            self._descendants = processes.family(
-                self._pid
-            )  # what it has forked and let go is not found once it is gone
+            # What it has forked and let go is not found once it is gone.
+            self._descendants = processes.descendants(self._pid)
         self._kill()
 
     def _kill(self) -> None:
@@ -318,14 +317,14 @@ class ProcessWorker(Worker):
             while processes.alive(self._self) and not deadline.passed:
                 time.sleep(0.001)
         self.drain()
-        self._end_family()
+        self._end_session()
         self._state = "restarting"
         self._release()
 
-    def _end_family(self) -> None:
+    def _end_session(self) -> None:
         processes.kill(self._descendants)
-        if self.family is not None:
-            processes.end_families(dict([self.family]))
+        if self.session is not None:
+            processes.end_sessions(dict([self.session]))
 
     def _release(self) -> None:
         if self._process is not None:
@@ -385,7 +384,7 @@ class ProcessWorker(Worker):
         left = deadline.left
         self._process.join(GRACE if left is None else min(left, GRACE))
         if self._process.exitcode is None and self._pid is not None:
-            self._descendants = processes.family(self._pid)
+            self._descendants = processes.descendants(self._pid)
         for end in (self._process.terminate, self._kill):
             if self._process.exitcode is not None:
                 return

@@ -150,7 +150,7 @@ def main(connection: Connection, assignment: bytes, inherited: list[int], crash_
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             _work(connection, cloudpickle.loads(assignment), crash_log.fd)
     finally:
-        processes.end_children()  # multiprocessing would wait for its own; the caller ends those that have left us
+        processes.end_descendants()  # multiprocessing would wait for its own; the caller ends those that have left us
 
 
 def _leave_with_caller(fd: int) -> None:
@@ -161,18 +161,20 @@ def _leave_with_caller(fd: int) -> None:
         continue
     # After an orderly close too, when this process has said all: give the main thread a moment to leave by itself.
     threading.Event().wait(0.1)
-    processes.end_children()
-    own = processes.identify(os.getpid())
-    if own is not None and os.environ.get(processes.MARK):
-        processes.end_families({os.environ[processes.MARK]: own})
-    os._exit(0)
+    try:
+        processes.end_descendants()
+        own = processes.identify(os.getpid())
+        if own is not None and os.environ.get(processes.MARK):
+            processes.end_sessions({os.environ[processes.MARK]: own})
+    finally:
+        os._exit(0)
 
 
 def _work(connection: Connection, assignment: Assignment, crash_log: int) -> None:
     os.environ.clear()
     hide_forked_mpi()
     os.environ.update(assignment.environ)
-    processes.found_family(assignment.mark)
+    processes.start_session(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
     building = lambda env_id: os.pwrite(crash_log, encode_building(env_id), 0)  # noqa: E731

@@ -78,7 +78,7 @@ class ContenderProcess:
         """Build the contender in the process, and remember the processes that it has started."""
         self.ask("open", contender, work)
         opened: Opened = self.answer(patience)
-        self._seen.update(processes.family(self._process.pid))
+        self._seen.update(processes.descendants(self._process.pid))
         return opened
 
     def close_runner(self) -> None:
@@ -91,13 +91,13 @@ class ContenderProcess:
         if gently:
             with contextlib.suppress(ContenderLost):
                 self.close_runner()
-        self._seen.update(processes.family(self._process.pid))
+        self._seen.update(processes.descendants(self._process.pid))
         self._pipe.close()
         self._process.kill()
         self._process.wait()
         # Twice, because a process may be forked during the first search.
         for _ in range(2):
-            self._seen.update(processes.family(self._process.pid))
+            self._seen.update(processes.descendants(self._process.pid))
             for process in self._seen:
                 if processes.alive(process):
                     with contextlib.suppress(ProcessLookupError):

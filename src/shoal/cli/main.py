@@ -76,12 +76,12 @@ def _record(options: argparse.Namespace) -> int:
     from shoal.cli.work import look_here
 
     look_here(options.env, options.policy or "")
-    take = record.Take(
+    wanted = record.VideoOptions(
         options.env, options.out, options.num_envs, options.steps, options.episodes, options.seed, options.fps,
         options.width, options.policy, options.backend,
     )  # fmt: skip
-    with progress(take.goal) as notify:
-        recorded = record.record(take, notify)
+    with progress(wanted.goal) as notify:
+        recorded = record.record(wanted, notify)
     print(recorded)
     if recorded.interrupted:
         raise KeyboardInterrupt

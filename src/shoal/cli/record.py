@@ -1,4 +1,4 @@
-"""Makes a video of a batch of envs, side by side, for `shoal record`."""
+"""Makes a video of a batch of envs, side by side: the command `shoal record`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Policy = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Take:
+class VideoOptions:
     """What is to be recorded.
 
     Attributes:
         env: a Gymnasium id, or module:callable that returns an env.
         path: the file, .mp4.
-        steps: of each env; where `episodes` is given, that many episodes, of all envs together, instead.
+        steps: of each env; if `episodes` is given, the video has that many episodes, of all envs together, instead.
         fps: frames per second; None: as the envs say, or 30.
         width: of the video at most, in pixels; None: as wide as the pictures are.
         policy: module:function from a batch of observations to a batch of actions; None: random actions.
@@ -63,7 +63,7 @@ class Take:
 
 
 class Recorded(NamedTuple):
-    """What came of it."""
+    """What was recorded."""
 
     path: Path
     num_envs: int
@@ -79,17 +79,17 @@ class Recorded(NamedTuple):
         return f"saved {self.frames} frames of {self.num_envs} envs to {self.path}: {episodes}"
 
 
-class Film(RecordVideo):
-    """One video, from the first reset on; says in one sentence what makes no video."""
+class OneVideo(RecordVideo):
+    """One video, from the first reset on. Raises UsageError with one sentence for pictures that make no video."""
 
-    def __init__(self, folder: str, take: Take):
-        super().__init__(folder, lambda step: step == 0, video_length=2**31, fps=take.fps)
+    def __init__(self, folder: str, options: VideoOptions):
+        super().__init__(folder, lambda step: step == 0, video_length=2**31, fps=options.fps)
         self.whole = True  # the encoder has all of every frame
-        self._width, self._shape, self._divisor = take.width, (0, 0, 0), 1
+        self._width, self._shape, self._divisor = options.width, (0, 0, 0), 1
 
     @property
     def frames(self) -> int:
-        """So far."""
+        """How many there are so far."""
         return self._frames
 
     def bind(self, bound: Bound) -> Space[Any]:
@@ -113,7 +113,7 @@ class Film(RecordVideo):
                     f"all pictures must have one size, and env {env_id} renders {list(picture.shape)} where the first "
                     f"was {list(self._shape)}"
                 )
-        return [_shrunk(picture, self._divisor) for picture in pictures]
+        return pictures if self._divisor == 1 else [_shrunk(picture, self._divisor) for picture in pictures]
 
     def _write(self, frame: Array) -> None:
         self.whole = False
@@ -121,8 +121,8 @@ class Film(RecordVideo):
         self.whole = True
 
 
-def record(take: Take, notify: Callable[[str], None]) -> Recorded:
-    """Play, and save what was rendered.
+def record(options: VideoOptions, notify: Callable[[str], None]) -> Recorded:
+    """Step the envs, and save what they render.
 
     Args:
         notify: called once at the start, and after each step, or after each episode where these are counted.
@@ -130,19 +130,20 @@ def record(take: Take, notify: Callable[[str], None]) -> Recorded:
     Raises:
         UsageError: one sentence; what was recorded by then is kept.
     """
-    _check_path(take.path)
-    with tempfile.TemporaryDirectory(prefix=".shoal-record-", dir=take.path.absolute().parent) as folder:
+    path = options.path
+    _check_path(path)
+    with tempfile.TemporaryDirectory(prefix=".shoal-record-", dir=path.absolute().parent) as folder:
         try:
-            film = Film(folder, take)
+            video = OneVideo(folder, options)
         except ImportError as error:
             raise UsageError(str(error)) from error
-        policy = None if take.policy is None else find_policy(take.policy)
+        policy = None if options.policy is None else find_policy(options.policy)
         monitor = MonitorEpisodes(keep=sys.maxsize)
-        envs = _open(take, monitor, film)
+        envs = _open(options, monitor, video)
         interrupts, trouble = Interrupts(), None
         with interrupts.noted():
             try:
-                _play(take, envs, policy, monitor, interrupts, notify)
+                _play(options, envs, policy, monitor, interrupts, notify)
             except UsageError as error:
                 trouble = error
             except KeyboardInterrupt:
@@ -153,14 +154,14 @@ def record(take: Take, notify: Callable[[str], None]) -> Recorded:
                     envs.close()
                 except (ShoalError, OSError) as error:
                     trouble = trouble or UsageError(f"the end went wrong: {report.first_line(str(error))}")
-        kept = film.whole and film.video_path != "" and film.frames > (1 if trouble else 0)
+        kept = video.whole and video.video_path != "" and video.frames > (1 if trouble else 0)
         if kept:
-            os.replace(film.video_path, take.path)
+            os.replace(video.video_path, path)
     if trouble:
-        raise UsageError(f"{trouble}; {film.frames} frames until then are in {take.path}") if kept else trouble
+        raise UsageError(f"{trouble}; {video.frames} frames until then are in {path}") if kept else trouble
     if not kept:
         raise KeyboardInterrupt
-    return Recorded(take.path, take.num_envs, film.frames, list(monitor.last_returns), interrupts.count > 0)
+    return Recorded(path, options.num_envs, video.frames, list(monitor.last_returns), interrupts.count > 0)
 
 
 def find_policy(name: str) -> Policy:
@@ -186,21 +187,22 @@ def _check_path(path: Path) -> None:
         raise UsageError(f"the folder {str(folder)!r} cannot be written to")
 
 
-def _open(take: Take, monitor: MonitorEpisodes, film: Film) -> WrappedPool:
-    work.probe(take.env, seed=take.seed)  # says what is wrong with the env itself
-    make = _rendering(work.env_fn(take.env))
+def _open(options: VideoOptions, monitor: MonitorEpisodes, video: OneVideo) -> WrappedPool:
+    env = options.env
+    work.probe(env, seed=options.seed)  # says what is wrong with the env itself
+    make = _rendering(work.env_fn(env))
     try:
-        pool = Pool(make, take.num_envs, backend=take.backend, copy=True)
+        pool = Pool(make, options.num_envs, backend=options.backend, copy=True)
     except ShoalError as error:
-        raise UsageError(f"{take.env!r} cannot be made for a video: {report.first_line(str(error))}") from error
+        raise UsageError(f"{env!r} cannot be made for a video: {report.first_line(str(error))}") from error
     if pool.specs.render_mode != "rgb_array":
         found = pool.specs.render_mode
         pool.close()
         raise UsageError(
-            f"{take.env!r} makes envs with render_mode {found!r}, and a video needs 'rgb_array': let it make them so, "
+            f"{env!r} makes envs with render_mode {found!r}, and a video needs 'rgb_array': let it make them so, "
             "or take a parameter render_mode"
         )
-    return wrap(pool, monitor, film)  # type: ignore[no-any-return]
+    return wrap(pool, monitor, video)  # type: ignore[no-any-return]
 
 
 def _rendering(make: Callable[..., Any]) -> work.EnvFn:
@@ -214,7 +216,7 @@ def _rendering(make: Callable[..., Any]) -> work.EnvFn:
 
 
 def _play(
-    take: Take,
+    options: VideoOptions,
     envs: WrappedPool,
     policy: Policy | None,
     monitor: MonitorEpisodes,
@@ -223,22 +225,22 @@ def _play(
 ) -> None:
     steps = told = 0
     notify("recording")
-    envs.action_space.seed(take.seed)
+    envs.action_space.seed(options.seed)
     try:
-        obs = envs.reset(seed=take.seed).obs
-        while told < take.goal and not interrupts.count:
-            actions = envs.action_space.sample() if policy is None else _ask(policy, obs, f"{take.policy!r}", steps)
+        obs = envs.reset(seed=options.seed).obs
+        while told < options.goal and not interrupts.count:
+            actions = envs.action_space.sample() if policy is None else _ask(policy, obs, f"{options.policy!r}", steps)
             obs = envs.step(actions).obs
             steps += 1
-            reached = min(steps if take.episodes is None else monitor.episode_count, take.goal)
+            reached = min(steps if options.episodes is None else monitor.episode_count, options.goal)
             for _ in range(reached - told):
                 notify("recording")
             told = reached
     except BadAction as error:
-        whose = "random actions" if policy is None else f"the policy {take.policy!r}"
-        raise UsageError(f"{whose} in step {steps}: {report.first_line(str(error))}") from error
+        source = "random actions" if policy is None else f"the policy {options.policy!r}"
+        raise UsageError(f"{source} in step {steps}: {report.first_line(str(error))}") from error
     except ShoalError as error:
-        raise UsageError(f"{take.env!r} failed in step {steps}: {report.first_line(str(error))}") from error
+        raise UsageError(f"{options.env!r} failed in step {steps}: {report.first_line(str(error))}") from error
     except OSError as error:
         raise UsageError(f"the encoder failed: {report.first_line(str(error))}") from error
 
@@ -252,9 +254,9 @@ def _ask(policy: Policy, obs: Any, name: str, step: int) -> Any:
 
 
 class Interrupts:
-    """Ctrl-C, which is noted at first, and raised if it is pressed again.
+    """Notes the first Ctrl-C, and raises KeyboardInterrupt for the next.
 
-    One that is raised while the encoder is given a frame, or finishes, would end it, and a file that it has not
+    If it were raised while the encoder takes a frame or finishes, the encoder would end, and a file that it has not
     finished cannot be played.
     """
 
@@ -262,12 +264,12 @@ class Interrupts:
         self.count, self._raised_from = 0, 2
 
     def be_patient(self) -> None:
-        """Raise none of the next two: the file is being finished, which takes a moment."""
+        """Do not raise for the next two: the encoder needs a moment to finish the file."""
         self._raised_from = self.count + 3
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Take them for the time of this block, unless somebody else does."""
+        """Handle Ctrl-C during this block, unless the program has a handler of its own."""
         ours = threading.current_thread() is threading.main_thread()
         if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             yield
@@ -297,11 +299,7 @@ def _as_colours(picture: Any) -> Array:
 
 def _shrunk(picture: Array, divisor: int) -> Array:
     """Each square of pixels as one, their mean."""
-    if divisor == 1:
-        return picture
+    from PIL import Image  # in the extra video, as the encoder is
+
     height, width = (size // divisor * divisor for size in picture.shape[:2])
-    total = np.zeros((height // divisor, width // divisor, 3), np.uint32)
-    for top in range(divisor):
-        for left in range(divisor):
-            total += picture[top:height:divisor, left:width:divisor]
-    return (total // divisor**2).astype(np.uint8)
+    return np.asarray(Image.fromarray(picture).reduce(divisor, (0, 0, width, height)))

@@ -34,9 +34,8 @@ from shoal.wrappers import (
     TransposeImage,
 )
 from shoal.wrappers.base import Rows
-from shoal.wrappers.normalize import data_of
 from shoal.wrappers.observations import transpose, transposed_space
-from shoal.wrappers.running import read_statistics, write_statistics
+from shoal.wrappers.statistics_files import data_of, read_statistics, write_statistics
 from shoal.wrappers.video import tile_images
 
 __all__ = [

@@ -136,8 +136,8 @@ def _slabs(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def _started(pid: int) -> int:
-    process = processes.identify(pid)
-    return -1 if process is None else process.started
+    found = processes.started(pid)
+    return -1 if found is None else found
 
 
 # ---- reading -------------------------------------------------------------------------------------------------

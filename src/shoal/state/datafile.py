@@ -1,11 +1,11 @@
 """Plain values as data: a JSON document beside numpy arrays, and the one file that holds both.
 
-Plain is what can be written down in full and read again without running anybody's code: None, bool, int, float,
+Plain values can be written down in full and read again without running code of others: None, bool, int, float,
 complex, str, bytes, list, tuple, dict, set, frozenset, deque, numpy's arrays and scalars without objects in them, its
-dtypes, and the random generators of numpy and of Python. Their exact types only: a subclass may hold more than we see.
+dtypes, and the random generators of numpy and of Python. Only these exact types: a subclass may hold more than we see.
 
-What was one object is one object again, cycles included. A set comes back equal, but maybe in another order: Python
-orders it by what was ever in it, which nobody can see. An env that draws from a set has to sort it first.
+What was one object is one object again, cycles included. A set comes back equal, but maybe in another order: the order
+depends on all that was ever in it, which cannot be read. An env that draws from a set has to sort it first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import math
 import os
 import random
 import struct
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,14 +26,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CannotSave", "DataError", "Decoder", "Encoded", "Encoder", "decode", "encode", "read_file", "write_file"]
+from shoal.support.files import replacing
+
+__all__ = [
+    "CannotSave", "DataError", "Decoder", "Encoded", "Encoder", "decode", "encode", "read_document", "read_file",
+    "write_document", "write_file",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
-Node = Any  # what JSON can hold: a list is a tag and what belongs to it, all else stands for itself
-Place = Any  # what messages call a value: a text, or a pair of the place of its container and its key therein
+Node = Any  # what JSON can hold: a list is a tag and its parts, all else stands for itself
+Place = Any  # where a value is, for messages: a text, or a pair of the place of its container and its key in that
 
 WHAT, VERSION = "shoal snapshot", 1
-INLINE_BYTES = 512  # smaller arrays stand in the document: thousands of them would make a slow file
+INLINE_BYTES = 512  # smaller arrays are in the document: a file of thousands of arrays is slow
 _UNFINISHED = object()
 
 
@@ -42,7 +46,7 @@ class CannotSave(Exception):
     """Something cannot be saved as it is; the text is the reason.
 
     Attributes:
-        final: whether no other way would do either: pickle would lose the same thing, silently.
+        final: whether there is no other way either, as pickle would silently lose the same thing.
     """
 
     def __init__(self, reason: str, final: bool = False):
@@ -51,7 +55,7 @@ class CannotSave(Exception):
 
 
 class DataError(ValueError):
-    """What was read is not what was written here, or does not fit."""
+    """A file or state is damaged, of another kind, or does not fit."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Encoded:
 
 
 def encode(value: Any) -> Encoded:
-    """A plain value as data, which no longer changes with it.
+    """A plain value as data. The data does not change when the value does.
 
     Raises:
         CannotSave: with the place and type of what is not plain, such as "['a'][3], a lock, is no plain data".
@@ -73,21 +77,17 @@ def encode(value: Any) -> Encoded:
 
 
 def decode(encoded: Encoded) -> Any:
-    """A new value each time.
-
-    Raises:
-        ValueError: if the document is damaged.
-    """
+    """The value, made anew at each call. Raises DataError, a ValueError, if the document is damaged."""
     return Decoder(encoded.arrays).decode(encoded.document)
 
 
 class Encoder:
-    """Turns values into nodes. Those of one encoder refer to each other: decode them all, in the same order."""
+    """Turns values into nodes. The nodes of one encoder refer to each other: decode all of them, in the same order."""
 
     def __init__(self) -> None:
         self._arrays: list[Array] = []
         self._numbers: dict[int, int] = {}  # by identity; a value gets its number before its parts get theirs
-        self._alive: list[Any] = []  # an id means nothing once its object is gone
+        self._alive: list[Any] = []  # keeps the objects, as a new object may get the id of one that is gone
         self._unfinished: set[int] = set()
         self._found: list[tuple[Place, Array]] = []
 
@@ -99,16 +99,16 @@ class Encoder:
             raise CannotSave(f"{words(place)} is nested too deeply") from None
 
     def finish(self, document: Node) -> Encoded:
-        """To be called once everything was encoded."""
+        """The document with its arrays. Call it once, after everything was encoded."""
         check_overlap(self._found)
         return Encoded(document, self._arrays)
 
     def other(self, value: Any, place: Place) -> Node:
-        """The node of what is not plain; a subclass may know more."""
+        """The node of a value that is not plain. Subclasses know more types."""
         raise CannotSave(f"{words(place)}, a {type(value).__name__}, is no plain data")
 
     def number(self, value: Any) -> None:
-        """Give it the next number, by which it is known if it comes again."""
+        """Give the value the next number. If the value comes again, its node refers to that number."""
         self._numbers[id(value)] = len(self._alive)
         self._alive.append(value)
 
@@ -151,7 +151,7 @@ class Encoder:
         check_owner(value, place)
         self.number(value)
         self._found.append((place, value))
-        # Sums depend on the order in memory: the axes keep theirs.
+        # The axes keep their order in memory, as the rounding of sums depends on it.
         axes = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
         dense = np.array(value.transpose(axes), order="C", copy=True)
         return ["array", name, dense.shape, axes, value.flags.writeable, self._data(dense, name)]
@@ -159,7 +159,7 @@ class Encoder:
     def _data(self, dense: Array, name: str) -> Node:
         if name:
             data, first = dense.tobytes(), dense.reshape(-1)[:1].tobytes()
-            if dense.size > 1 and data == first * dense.size:  # as the bounds of most spaces are
+            if dense.size > 1 and data == first * dense.size:  # all entries equal, as in the bounds of most spaces
                 return ["all", _text(first)]
             if len(data) <= INLINE_BYTES:
                 return _text(data)
@@ -167,7 +167,7 @@ class Encoder:
         return len(self._arrays) - 1
 
     def _generator(self, value: Any, place: Place) -> Node:
-        """A random generator as data, None if it is none of those known."""
+        """The node of a random generator; None for other values."""
         kind = type(value)
         if isinstance(value, np.random.BitGenerator) and getattr(np.random, kind.__name__, None) is kind:
             self.number(value)
@@ -194,11 +194,7 @@ class Decoder:
         self._values: list[Any] = []  # by their numbers
 
     def decode(self, node: Node) -> Any:
-        """The value of a node.
-
-        Raises:
-            ValueError: if the node is damaged.
-        """
+        """The value of a node. Raises DataError if it is damaged."""
         try:
             return self.value(node)
         except DataError:
@@ -207,20 +203,20 @@ class Decoder:
             raise DataError(f"the data are damaged ({type(error).__name__}: {error})") from error
 
     def other(self, tag: str, parts: list[Node]) -> Any:
-        """The value of a node that is not plain; a subclass may know more."""
+        """The value of a node that is not plain. Subclasses know more tags."""
         raise DataError(f"the data are damaged: they hold {tag!r}, which is unknown")
 
     def number(self, value: Any = _UNFINISHED) -> int:
-        """The counterpart of the encoder's."""
+        """Take the next number for the value, as the encoder did; returns the number."""
         self._values.append(value)
         return len(self._values) - 1
 
     def replace(self, old: Any, new: Any) -> None:
-        """From now on, what refers to the one gets the other."""
+        """Let all later references to the old value get the new one."""
         self._values = [new if value is old else value for value in self._values]
 
     def value(self, node: Node) -> Any:
-        """As decode, but what goes wrong with a damaged node is raised as it is."""
+        """As `decode`, but errors in a damaged node are raised as they are."""
         if not isinstance(node, list | dict):
             return node
         tag, *parts = node
@@ -240,12 +236,12 @@ class Decoder:
         return self.other(tag, parts)
 
     def _growing(self, tag: str, parts: list[Node]) -> Any:
-        """Those that are there before their parts, which may refer to them."""
+        """A container that is made before its parts, so that they may refer to it."""
         made: Any = deque(maxlen=parts[0]) if tag == "deque" else _GROWING[tag]()
         self.number(made)
         if tag == "dict":
             for key, item in zip(parts[::2], parts[1::2], strict=True):
-                name = self.value(key)  # before the item: the numbers count on it
+                name = self.value(key)  # before the item, as numbers were given in this order
                 made[name] = self.value(item)
         elif tag == "set":
             made.update([self.value(part) for part in parts])
@@ -268,7 +264,7 @@ class Decoder:
 
 
 def words(place: Place) -> str:
-    """A place as messages say it: "its attribute 'fish'['a'][3]"."""
+    """A place in words: "its attribute 'fish'['a'][3]"."""
     keys: list[str] = []
     while isinstance(place, tuple):
         place, key = place
@@ -277,7 +273,7 @@ def words(place: Place) -> str:
 
 
 def check_owner(array: Array, place: Place) -> None:
-    """Refuse a window to memory that something else keeps, and may change behind the env's back."""
+    """Refuse an array in the memory of another object, which may change it without the env."""
     owner = memory_owner(array)
     if not isinstance(owner, np.ndarray | bytes | bytearray):
         text = f"{words(place)} is an array in the memory of a {type(owner).__name__}: let the env keep a copy instead"
@@ -295,9 +291,9 @@ def memory_owner(array: Array) -> Any:
 
 
 def check_overlap(found: Iterable[tuple[Place, Array]]) -> None:
-    """Refuse arrays that change together: they would come back as separate ones."""
+    """Refuse arrays that share memory: they would come back as separate ones."""
     spans = sorted(((*_span(array), place, array) for place, array in found if array.size), key=lambda span: span[:2])
-    reaching: list[tuple[int, int, Place, Array]] = []  # those that begin before the next one and end after its start
+    reaching: list[tuple[int, int, Place, Array]] = []  # begin before the next span, and end after its start
     for span in spans:
         reaching = [other for other in reaching if other[1] > span[0]]
         for _, _, place, array in reaching:
@@ -323,8 +319,8 @@ def _share_memory(one: Array, other: Array) -> bool:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """The name that numpy turns into this very type, "" if only its file format can, None if it is not plain."""
-    # The letter for the cache: C types of one size are equal, and still have scalars of different types.
+    """The name that numpy turns into this very type; "" if only its file format can; None if it is not plain."""
+    # The cache needs the letter: C types of one size are equal, but have scalars of different types.
     return _dtype_name(dtype, dtype.char)
 
 
@@ -350,7 +346,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _float(value: float) -> Node:
-    # A nan has a payload, and JSON has no word for it nor for infinity.
+    # JSON has no word for nan, which has a payload, nor for infinity.
     return float(value) if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
 
 
@@ -365,7 +361,7 @@ def _make_bits(parts: list[Any]) -> np.random.BitGenerator:
         raise DataError(f"the data are damaged: numpy has no bit generator {name!r}")
     bits: np.random.BitGenerator = kind(0 if seeds is None else np.random.SeedSequence(**seeds))
     if name == "MT19937" and not 0 <= state["state"]["pos"] <= 624:
-        raise DataError("the data are damaged: a random generator's position is out of range")  # numpy does not look
+        raise DataError("the data are damaged: a random generator's position is out of range")  # numpy checks nothing
     bits.state = state
     return bits
 
@@ -384,10 +380,10 @@ def _make_random(parts: list[Any]) -> random.Random:
 
 
 _GROWING: dict[str, type] = {"list": list, "dict": dict, "set": set, "deque": deque}
-_WHOLE: set[type] = {tuple, frozenset}  # made after their parts, which cannot refer to them
+_WHOLE: set[type] = {tuple, frozenset}  # made after their parts, so these cannot refer to them
 _CONTAINERS = {*_GROWING.values(), *_WHOLE}
 _ATOMS: dict[type, Callable[[Any], Node]] = {
-    # Python reads decimal numbers up to some length only.
+    # Python limits the length of decimal numbers that it reads.
     int: lambda value: value if -(2**63) <= value < 2**63 else ["int", hex(value)],
     float: _float,
     complex: lambda value: ["complex", _float(value.real), _float(value.imag)],
@@ -416,38 +412,16 @@ _MAKE_WHOLE: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def write_file(path: str | os.PathLike[str], value: Any, what: str = WHAT) -> None:
-    """Write a plain value to one file, a zip as numpy.savez makes it. At any time, the old file or the new is there.
+    """Write a plain value to one file.
 
     Args:
-        what: what kind of file it is, so that nobody takes it for another.
+        what: the kind of file, so that it is not taken for another.
 
     Raises:
         CannotSave: if something in it is not plain.
     """
     encoded = encode(value)
-    header = json.dumps({"what": what, "version": VERSION, "value": encoded.document}, allow_nan=False)
-    members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(encoded.arrays)}
-    members["document"] = np.frombuffer(header.encode("ascii"), np.uint8)
-    target = Path(path)
-    if target.is_dir() or not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"{os.fspath(path)} cannot be written: expected the name of a file in an existing folder"
-        )
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with open(partial, "xb") as file:
-            np.savez(file, **members)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name too must survive a crash
-    finally:
-        os.close(folder)
+    write_document(path, {"what": what, "version": VERSION, "value": encoded.document}, encoded.arrays)
 
 
 def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
@@ -455,6 +429,36 @@ def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
 
     Raises:
         ValueError: if it is damaged, some other file, or from a newer version.
+    """
+    header, arrays = read_document(path, kind, VERSION)
+    try:
+        return decode(Encoded(header.get("value"), arrays))
+    except DataError as error:
+        raise DataError(f"{os.fspath(path)}: {error}") from error
+
+
+def write_document(path: str | os.PathLike[str], header: dict[str, Any], arrays: Sequence[Array]) -> None:
+    """Write a JSON document and arrays to one file, a zip as numpy.savez makes it. It replaces an old file at once.
+
+    Args:
+        header: has "what", the kind of file, and "version", that of its format.
+    """
+    target = Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"{os.fspath(path)} cannot be written: expected the name of a file in an existing folder"
+        )
+    members: dict[str, Any] = {f"array_{i}": array for i, array in enumerate(arrays)}
+    members["document"] = np.frombuffer(json.dumps(header).encode("ascii"), np.uint8)
+    with replacing(target, durable=True) as file:
+        np.savez(file, **members)
+
+
+def read_document(path: str | os.PathLike[str], kind: str, newest: int) -> tuple[dict[str, Any], list[Array]]:
+    """The header and the arrays of a file of this kind, up to this version of its format. Nothing is unpickled.
+
+    Raises:
+        DataError: if it is damaged, some other file, or from a newer version.
     """
     name = os.fspath(path)  # which refuses the number of a descriptor: open would take it, and close it
     with open(name, "rb") as file:
@@ -467,9 +471,6 @@ def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
             raise DataError(f"{name} is damaged or no {kind}") from error
     if what != kind or not isinstance(version, int):
         raise DataError(f"{name} is no {kind}")
-    if version > VERSION:
-        raise DataError(f"{name} has format {version} of a newer Shoal, and this one reads up to format {VERSION}")
-    try:
-        return decode(Encoded(header.get("value"), arrays))
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
+    if version > newest:
+        raise DataError(f"{name} has format {version} of a newer Shoal, and this one reads up to format {newest}")
+    return header, arrays

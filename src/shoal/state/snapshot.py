@@ -1,7 +1,7 @@
-"""A pool's state: every env's own, and what the pool knows about each lane. Taken, kept in a file, put back.
+"""The state of a pool: that of every env, and what the pool knows about each lane.
 
-The file is data (datafile). Where an env can only be pickled, its state in the file is a pickle, and loading it runs
-the code that it names: that is refused unless the caller says that the file can be trusted.
+The file is data (see `datafile`). Where an env can only be pickled, its state in the file is a pickle, and loading it
+runs the code that it names. That is refused unless the caller trusts the file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Snapshot:
     """The state of a pool between two calls. Made by `Pool.snapshot`.
 
     Attributes:
-        about: what must be the same in the pool that it is put back into: number of envs, spaces, autoreset mode.
+        about: what must be the same in the pool that restores it: number of envs, spaces, autoreset mode.
         envs: for each env its state, and the seed of its next reset if it was just rebuilt.
         fields: for each field of the slab its value in every lane: the last answers, and the running episodes.
-        objects: for each lane what its last observation has beside the slab.
+        objects: for each lane the parts of its last observation that are not in the slab.
         notes: infos of answers that were not received yet, by lane.
         scheduler: what the scheduler knows: pending lanes, lanes that must be reset, seeds, restarts.
         trusted: whether pickles in it may be loaded.
@@ -53,11 +53,11 @@ class Snapshot:
 
     @property
     def pickled(self) -> list[int]:
-        """The envs whose state is a pickle."""
+        """The envs that were pickled."""
         return [env_id for env_id, (state, _) in enumerate(self.envs) if state.kind == "pickle"]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file, whole or not at all.
+        """Write it to a file, all of it or nothing.
 
         Raises:
             CannotSnapshot: infos or observations that wait to be received are no plain data.
@@ -89,7 +89,7 @@ class Snapshot:
             raise CannotSnapshot(f"{os.fspath(path)} cannot be read: {error}") from error
 
     def check(self, about: dict[str, Any]) -> None:
-        """Raise CannotSnapshot unless it fits a pool that is like this."""
+        """Raise CannotSnapshot unless it fits a pool that is described so."""
         for what, here in about.items():
             there = self.about.get(what)
             if there != here:
@@ -138,12 +138,11 @@ def check_facts(facts: dict[str, Any], notes: dict[int, Any], lanes: int) -> Non
 
 
 def write_fields(slab: Slab, fields: dict[str, Any], slot: int) -> None:
-    """The counterpart: all lanes' last answers are in this frame then."""
+    """The counterpart of `read_fields`: write the last answers of all lanes into this frame."""
     for name, values in fields.items():
-        array = slab.array(name)
-        array[slot if name not in LANE_FIELDS else slice(None)] = values
+        slab.array(name)[slot if name not in LANE_FIELDS else slice(None)] = values
 
 
 def notes_of(saved: dict[int, dict[str, Any]], objects: list[list[Any]], requested: Any) -> dict[int, Note]:
-    """Notes of the answers that wait to be received, as if they had just come."""
+    """The notes of answers that were not received yet, as a worker would send them."""
     return {lane: Note(lane, int(requested[lane]), own_copy(info), objects[lane], None) for lane, info in saved.items()}

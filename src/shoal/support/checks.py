@@ -1,4 +1,4 @@
-"""Checks of what users pass in, before anything moves."""
+"""Checks of arguments. Each error names the argument, what was expected, and what was found."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def check_names(name: str, given: Iterable[Any], known: Sequence[str]) -> None:
-    """Raise ValueError if any of the given names is not known, with the one that was meant."""
+    """Raise ValueError if any of the given names is unknown; the error suggests the closest known name."""
     unknown = sorted(map(str, set(given) - set(known)))
     if unknown:
         close = difflib.get_close_matches(unknown[0], known, n=1)
@@ -45,16 +45,20 @@ def whole_number(name: str, value: Any, low: int, high: int) -> int:
 
 def positive_number(name: str, value: Any) -> float:
     """The value as a float. Raises ValueError unless it is a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not value > 0:
+    if not _is_number(value) or not value > 0:
         raise ValueError(f"{name}: expected a number above 0, or None, found {value!r}")
     return float(value)
 
 
 def number(name: str, value: Any, low: float, high: float) -> float:
     """The value as a float. Raises ValueError unless it is a number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
+    if not _is_number(value) or not low <= value <= high:
         raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
     return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:
@@ -88,7 +92,7 @@ def spread_options(options: Options, count: int) -> Sequence[dict[str, Any] | No
 
 
 def check_ids(env_ids: Any, count: int) -> Ids:
-    """Env ids as an array. Raises BadAction for what is no list of different envs from 0 to `count` - 1."""
+    """Env ids as an array. Raises BadAction unless they are a list of different envs from 0 to `count` - 1."""
     try:
         ids = np.atleast_1d(np.asarray(env_ids))
     except ValueError as error:

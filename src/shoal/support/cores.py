@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["affinity_cores", "cgroup_quota", "usable_cores"]
@@ -14,10 +15,8 @@ def usable_cores() -> int:
     """Cores by affinity, cut by the cgroup's CPU quota; never `os.cpu_count()`, which counts the machine's."""
     cores = affinity_cores()
     quota = cgroup_quota()
-    if quota is not None:
-        # A quota of 1.5 cores feeds two workers; of 0.4 still one.
-        cores = min(cores, max(1, math.ceil(quota)))
-    return cores
+    # A quota of 1.5 cores feeds two workers; a quota of 0.4 still feeds one.
+    return cores if quota is None else min(cores, max(1, math.ceil(quota)))
 
 
 def affinity_cores() -> int:
@@ -33,46 +32,29 @@ def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
         lines = proc.read_text().splitlines()
     except OSError:
         return None
-    quotas = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            quotas.append(_tightest(root, path, _quota_v2))
-        elif "cpu" in controllers.split(","):
-            for mount in (root / controllers, root / "cpu", root / "cpu,cpuacct"):
-                if mount.is_dir():
-                    quotas.append(_tightest(mount, path, _quota_v1))
-                    break
-    found = [quota for quota in quotas if quota is not None]
-    return min(found) if found else None
+    return min((quota for line in lines for quota in _quotas(line, root)), default=None)
 
 
-def _tightest(mount: Path, path: str, read: Callable[[Path], float | None]) -> float | None:
-    """The smallest quota from the cgroup up to the mount; inside a container the path may not exist there."""
-    folder = mount / path.lstrip("/")
-    quotas = []
-    while True:
-        quota = read(folder)
-        if quota is not None:
-            quotas.append(quota)
-        if folder == mount or mount not in folder.parents:
-            break
-        folder = folder.parent
-    return min(quotas) if quotas else None
+def _quotas(line: str, root: Path) -> Iterator[float]:
+    """The quotas from one cgroup up to the mount. Inside a container, the path may not exist there."""
+    _, controllers, path = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    mounts = (root / controllers, root / "cpu", root / "cpu,cpuacct") if controllers else (root,)
+    for mount in [one for one in mounts if one.is_dir()][:1]:
+        folder = mount / path.lstrip("/")
+        for level in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):  # no limit there, or "max"
+                quota, period = _read_quota(level, version=1 if controllers else 2)
+                if quota > 0 and period > 0:
+                    yield quota / period
+            if level == mount:
+                break
 
 
-def _quota_v2(folder: Path) -> float | None:
-    try:
+def _read_quota(folder: Path, version: int) -> tuple[int, int]:
+    if version == 2:
         quota, period = (folder / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text())
-        period = int((folder / "cpu.cfs_period_us").read_text())
-        return quota / period if quota > 0 and period > 0 else None
-    except (OSError, ValueError):
-        return None
+    else:
+        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    return int(quota), int(period)

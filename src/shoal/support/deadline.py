@@ -1,4 +1,4 @@
-"""A point in time after which somebody stops waiting."""
+"""A deadline: the moment at which a wait ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["Deadline"]
 
-LONGEST = 1e9  # seconds, 31 years: what is longer would not fit into the clock's word
+LONGEST = 1e9  # seconds, 31 years: longer times do not fit into the clock's 64 bits
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
-        """Counted from now. Raises ValueError for what is no span of time."""
+        """The deadline so many seconds from now. Raises ValueError for what is no span of time."""
         if seconds is None:
             return NEVER
         if not isinstance(seconds, int | float | np.number) or math.isnan(seconds) or seconds < 0:
@@ -38,7 +38,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Whether the moment is over."""
         return self.left == 0.0
 
 

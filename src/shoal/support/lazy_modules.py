@@ -1,4 +1,4 @@
-"""Packages whose modules are imported when somebody asks for them: `shoal.dialects.sb3` after `import shoal`."""
+"""Imports the modules of a package on first use: `shoal.dialects.sb3` works after `import shoal`."""
 
 from __future__ import annotations
 

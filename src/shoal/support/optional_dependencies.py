@@ -1,10 +1,20 @@
-"""What is to be installed where a part of Shoal needs a package that is missing."""
+"""Packages that only a part of Shoal needs: imports them, and says how to install those that are missing."""
 
 from __future__ import annotations
 
+import importlib
 import re
+from typing import Any
 
-__all__ = ["install"]
+__all__ = ["install", "require"]
+
+
+def require(module: str, need: str, extra: str) -> Any:
+    """Import a module of an extra. Raises ImportError with what needs it, as in "videos need ...", and the remedy."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{need}: {install(extra)}") from error
 
 
 def install(extra: str) -> str:
@@ -12,7 +22,7 @@ def install(extra: str) -> str:
 
     It names the packages themselves, which works wherever Shoal came from: Shoal is on no package index.
     """
-    import importlib.metadata  # which takes its time, and is for those who lack something
+    import importlib.metadata  # takes long, and is needed for this message alone
 
     try:
         requires = importlib.metadata.requires("shoal") or []

@@ -1,149 +1,150 @@
-"""Reads /proc: who descends from whom, and how much memory each process really takes; ends whole families."""
+"""Finds, measures and ends processes: psutil's table, and what psutil lacks (marks, pids in containers, memory limits).
+
+A process is known by its pid and its start time, as `psutil.Process` is: a later process of the same pid is another
+one. psutil is imported when it is first needed, so that `import shoal` and the start of a worker do not wait for it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from psutil import Process as Process  # for annotations elsewhere, too
 
 PROC = Path("/proc")
-# Python's own helpers are no workers of anybody; they are told by how they were started.
-HELPERS = (b"multiprocessing.forkserver import", b"multiprocessing.resource_tracker import")
+MARK = "SHOAL_WORKER"  # the environment variable that all descendants of a worker inherit
+# Python starts these processes for itself. They are recognized by their command lines.
+HELPERS = ("multiprocessing.forkserver import", "multiprocessing.resource_tracker import")
 
 
-class Process(NamedTuple):
-    """One line of the process table; `started` tells a process from a later one of the same pid."""
-
-    pid: int
-    parent: int
-    session: int
-    started: int
-
-
-def table() -> dict[int, Process]:
-    """Return every process that can be seen, zombies left out; empty where there is no /proc."""
-    found: dict[int, Process] = {}
-    if not PROC.is_dir():
-        return found
-    for name in os.listdir(PROC):
-        if name.isdigit() and (process := _stat(int(name))):
-            found[process.pid] = process
-    return found
-
-
-def family(pid: int) -> list[Process]:
-    """Return all descendants of `pid` and all members of its session, without `pid` itself."""
-    everyone = table()
-    children: dict[int, list[int]] = defaultdict(list)
-    for process in everyone.values():
-        children[process.parent].append(process.pid)
-    found = {process.pid for process in everyone.values() if process.session == pid}
-    todo = [pid, *found]
-    while todo:
-        below = [child for child in children[todo.pop()] if child not in found]
-        found.update(below)
-        todo.extend(below)
-    found.discard(pid)
-    return [everyone[one] for one in sorted(found)]
-
-
-def workers(pid: int) -> list[int]:
-    """Return the descendants of `pid` that do work: no fork server, no resource tracker."""
-    return [one.pid for one in family(pid) if not (one.parent == pid and _is_helper(one.pid))]
-
-
-def alive(process: Process) -> bool:
-    """Tell whether this very process is still there."""
-    now = _stat(process.pid)
-    return now is not None and now.started == process.started
-
-
-def resident(pid: int) -> int | None:
-    """Return the resident memory of a process in bytes."""
-    try:
-        return int((PROC / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") or None
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def oom_kills() -> int | None:
-    """Return how many processes of this control group the kernel has killed for lack of memory; None where unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        lines = (_cgroup() / "memory.events").read_text().splitlines()
-        return {key: int(value) for key, value in map(str.split, lines)}.get("oom_kill")
+def identify(pid: int) -> Process | None:
+    """Return the process that has this pid now; None if there is none, or only a zombie."""
+    with _psutil() as psutil:
+        process: Process = psutil.Process(pid)
+        return process if alive(process) else None
     return None
 
 
-# ---- families ------------------------------------------------------------------------------------------------
+def alive(process: Process) -> bool:
+    """Tell whether this very process still runs. A zombie does not."""
+    with _psutil() as psutil:
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
-MARK = "SHOAL_WORKER"  # the environment variable that all of a worker's descendants carry
+
+def started(pid: int) -> int | None:
+    """Return when a process started, in milliseconds since the system booted; None if it is gone.
+
+    All processes of a machine get the same number, even if the system's clock is set meanwhile.
+    """
+    process = identify(pid)
+    with _psutil() as psutil:
+        return None if process is None else round((process.create_time() - psutil.boot_time()) * 1000)
+    return None
 
 
-def found_family(mark: str) -> None:
-    """Make this process the head of a session, and mark what it starts: so its descendants can be told from others'."""
+def descendants(pid: int) -> list[Process]:
+    """Return all descendants of `pid` and all members of its session, without `pid` itself."""
+    found: dict[int, Process] = {}
+    for head in (pid, *(one for one in _pids() if _session_of(one) == pid)):
+        if head not in found:
+            with _psutil() as psutil:
+                process = psutil.Process(head)
+                found |= {one.pid: one for one in (process, *process.children(recursive=True))}
+    found.pop(pid, None)
+    return [found[one] for one in sorted(found) if alive(found[one])]
+
+
+def workers(pid: int) -> list[int]:
+    """Return the pids of the descendants that do work: no fork server, no resource tracker."""
+    found = []
+    for process in descendants(pid):
+        with _psutil():
+            command = " ".join(process.cmdline())
+            if process.ppid() != pid or (command and not any(helper in command for helper in HELPERS)):
+                found.append(process.pid)
+    return found
+
+
+def kill(processes: Iterable[Process]) -> None:
+    """Kill these very processes, and no later ones of the same pids."""
+    for process in processes:
+        if process.pid != os.getpid():
+            with _psutil():
+                process.kill()
+
+
+@contextlib.contextmanager
+def _psutil() -> Iterator[Any]:
+    """psutil. The block ends early if a process is gone, or something cannot be read."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        yield psutil
+
+
+# ---- a worker's session ------------------------------------------------------------------------------------------
+
+
+def start_session(mark: str) -> None:
+    """Make this process the head of a session, and mark all that it starts: so its descendants can be found later."""
     with contextlib.suppress(OSError):
         os.setsid()
     os.environ[MARK] = mark
 
 
-def identify(pid: int) -> Process | None:
-    """Return a running process, so that it is not mistaken for a later one of the same pid."""
-    return _stat(pid)
-
-
-def inner_pid(pid: int) -> int | None:
-    """Return what a process takes for its own pid, which is another one inside of a container; None if it is gone."""
-    with contextlib.suppress(OSError):
-        for line in (PROC / str(pid) / "status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-        return pid
-    return None
-
-
-def end_children() -> None:
+def end_descendants() -> None:
     """Kill the descendants of this process, if it has any."""
     try:
         tasks = [(PROC / "self/task" / task / "children").read_text() for task in os.listdir(PROC / "self/task")]
     except OSError:  # a kernel without that file, or no /proc
         tasks = ["unknown"]
     if any(text.strip() for text in tasks):
-        kill(family(os.getpid()))
+        kill(descendants(os.getpid()))
 
 
-def kill(processes: Iterable[Process]) -> None:
-    """Kill these very processes, and no later ones of the same pids."""
-    for process in processes:
-        if process.pid != os.getpid() and alive(process):
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
+def end_sessions(heads: Mapping[str, Process]) -> None:
+    """Kill what is left of workers that are gone: the members of their sessions, and all that carry their marks.
 
+    A session keeps its number while it has members, so that no other session gets it. But where a later process has
+    the head's pid, the session may be that process's own, and is left alone.
 
-def end_families(heads: Mapping[str, Process]) -> None:
-    """Kill what is left of families: of each mark its head's session, and whoever carries the mark. One look at all.
-
-    The heads themselves are gone. A session keeps its number while it has members, so that nobody else gets it; but
-    where a later process has the head's pid, the session may be that one's.
+    Args:
+        heads: the workers by their marks.
     """
-    if not heads:
-        return
-    oldest = min(head.started for head in heads.values())
-    for _ in range(5):  # they may start others while they are being ended
-        everyone = table()
-        sessions = {head.pid for head in heads.values() if everyone.get(head.pid, head).started == head.started}
-        younger = [process for process in everyone.values() if process.started >= oldest]
-        found = [one for one in younger if one.session in sessions or _mark_of(one.pid) in heads]
-        found = [one for one in found if one.pid != os.getpid()]
+    for _ in range(5 if heads else 0):  # they may start others while they are being ended
+        own = {head.pid for head in heads.values() if identify(head.pid) in (None, head)}
+        # Looked at twice: a pid may have passed to another process before we knew which process has it.
+        candidates = [identify(pid) for pid in _pids() if pid != os.getpid() and _belongs(pid, own, heads)]
+        found = [process for process in candidates if process is not None and _belongs(process.pid, own, heads)]
         if not found:
             return
         kill(found)
 
 
+def _belongs(pid: int, sessions: Collection[int], marks: Collection[str]) -> bool:
+    return _session_of(pid) in sessions or _mark_of(pid) in marks
+
+
+def _pids() -> list[int]:
+    with _psutil() as psutil:
+        return list(psutil.pids())
+    return []
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
 def _mark_of(pid: int) -> str:
+    # psutil reads whole environments into dicts, which takes three times as long for a table of processes.
     with contextlib.suppress(OSError):
         for entry in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -152,75 +153,68 @@ def _mark_of(pid: int) -> str:
     return ""
 
 
+def inner_pid(pid: int) -> int | None:
+    """Return the pid that a process has for itself, which is another one inside of a container; None if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+        return pid
+    return None
+
+
+# ---- memory and time -------------------------------------------------------------------------------------------
+
+
+def resident(pid: int) -> int | None:
+    """Return the resident memory of a process in bytes."""
+    with _psutil() as psutil:
+        return int(psutil.Process(pid).memory_info().rss) or None
+    return None
+
+
 def pss(pids: Iterable[int]) -> list[int]:
     """Return the proportional set size in bytes of each process that lets us read it."""
-    sizes = (_pss(pid) for pid in pids)
-    return [size for size in sizes if size is not None]
+    found = []
+    for pid in pids:
+        with _psutil() as psutil, contextlib.suppress(AttributeError):  # the system knows no such size
+            found.append(int(psutil.Process(pid).memory_full_info().pss))
+    return found
 
 
 def available_memory() -> int | None:
     """Return how many bytes new processes could take without swapping, in this control group; None where unknown."""
-    try:
-        lines = (PROC / "meminfo").read_text().splitlines()
-    except OSError:
+    available: int | None = None
+    with _psutil() as psutil, contextlib.suppress(KeyError):
+        available = int(psutil.virtual_memory().available)
+    if available is None:
         return None
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    if "MemAvailable" not in fields:
-        return None
-    available = int(fields["MemAvailable"].split()[0]) * 1024
     with contextlib.suppress(OSError, ValueError):  # no such control group, or without a limit
-        group = _cgroup()
+        group = _control_group()
         left = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-        return max(0, min(available, left + _reclaimable(group)))
+        # Cached files count as used. The kernel drops them when memory is needed.
+        return max(0, min(available, left + _counts(group / "memory.stat").get("inactive_file", 0)))
     return available
 
 
-def _cgroup() -> Path:
+def oom_kills() -> int | None:
+    """Return how many processes of this control group the kernel has killed for lack of memory; None where unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        return _counts(_control_group() / "memory.events").get("oom_kill")
+    return None
+
+
+def _control_group() -> Path:
     path = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
     return Path("/sys/fs/cgroup") / path.lstrip("/")
 
 
-def _reclaimable(group: Path) -> int:
-    """Cached files count as used, and are given back when memory is needed."""
-    fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return int(fields.get("inactive_file", 0))
-
-
-def _stat(pid: int) -> Process | None:
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    # The command may hold blanks and brackets; everything after the last bracket is plain.
-    fields = text[text.rindex(")") + 2 :].split()
-    if fields[0] in "ZX":
-        return None
-    return Process(pid, parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
-
-
-def _is_helper(pid: int) -> bool:
-    try:
-        command = (PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return True
-    return any(mark in command for mark in HELPERS)
-
-
-def _pss(pid: int) -> int | None:
-    try:
-        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return None
+def _counts(path: Path) -> dict[str, int]:
+    return {name: int(count) for name, count in map(str.split, path.read_text().splitlines())}
 
 
 def stolen_seconds() -> float:
-    """CPU seconds that the hypervisor has given to others so far, over all cores; 0 on a real machine."""
-    try:
-        fields = Path("/proc/stat").read_text().splitlines()[0].split()
-        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError, ValueError):
-        return 0.0
+    """Return the CPU seconds that the hypervisor gave to others so far, over all cores; 0 on a real machine."""
+    with _psutil() as psutil:
+        return float(getattr(psutil.cpu_times(), "steal", 0.0))
+    return 0.0

@@ -1,4 +1,4 @@
-"""Mistakes a user of the command line can make: each ends as one sentence and exit code 2."""
+"""Mistakes of a user of the command line. Each ends as one sentence and exit code 2."""
 
 from __future__ import annotations
 

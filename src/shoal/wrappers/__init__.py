@@ -1,6 +1,9 @@
-"""Wrappers: batch in, batch out. `wrap` puts them around a pool or a Gymnasium vector env; the dialects have their own.
+"""Transforms of whole batches: frame stacks, normalization, episode logs, videos, checks.
 
-envs = wrap(shoal.make("CartPole-v1", num_envs=64), FrameStack(4), normalize := Normalize())
+    envs = wrap(shoal.make("CartPole-v1", num_envs=64), FrameStack(4), normalize := Normalize())
+
+`wrap` puts them around a pool or a Gymnasium vector env; the dialects have their own hosts. The package may import
+`pool` and all packages below it. Read `base` first: it says what a transform is.
 """
 
 from __future__ import annotations

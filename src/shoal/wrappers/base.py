@@ -1,7 +1,7 @@
 """What a wrapper is: a Transform, which sees every batch on its way to the caller, and may change it.
 
-Transforms know nothing of APIs. The hosts (`shoal.wrappers.hosts` for pools and Gymnasium's vector envs, the dialects
-for their own) turn what their API returns into Rows, and Rows back.
+Transforms know nothing of APIs. A host (`shoal.wrappers.hosts` for pools and Gymnasium's vector envs, the dialects for
+their own) turns what its API returns into Rows, lets the transforms change them, and turns Rows back.
 """
 
 from __future__ import annotations
@@ -17,17 +17,9 @@ from gymnasium import Space, spaces
 from shoal.support.checks import Ids
 
 __all__ = [
-    "Bound",
-    "Rows",
-    "Transform",
-    "added_infos",
-    "arrays_of",
-    "bind_all",
-    "box_parts",
-    "put_rows",
-    "take_rows",
-    "with_parts",
-]
+    "Bound", "Rows", "Transform", "added_infos", "arrays_of", "bind_all", "box_parts", "part_of", "put_rows",
+    "take_rows", "with_parts",
+]  # fmt: skip
 
 Array = npt.NDArray[Any]
 Part = str | None  # a key of a Dict space; None for a space that is no Dict
@@ -45,9 +37,9 @@ class Rows:
         began: bool [n], where `obs` is the first of an episode. Under same-step autoreset, and only there, a row can
             end one episode and begin the next.
         final_obs: the last observation of each such row's episode, by row.
-        infos: those of the rows, as far as they are not empty, or of the steps that ended their episodes. What
-            transforms change in them is changed in the infos of the API.
-        with_rest: whether the caller gets all envs' rows, those that are not among these as they were before.
+        infos: by row, as far as they are not empty; where an episode has ended, the info of its last step. The host
+            copies what transforms change in them into the infos of its API.
+        with_rest: whether the caller gets the rows of all envs; those that are not among these stay as they were.
     """
 
     ids: Ids
@@ -69,7 +61,7 @@ class Rows:
 
     @property
     def stepped(self) -> Array:
-        """Bool [n], where the answer is that to a step, rather than to a reset."""
+        """Bool [n], where the row answers a step, rather than a reset."""
         result: Array = ~self.began | self.terminated | self.truncated
         return result
 
@@ -78,14 +70,19 @@ class Rows:
         """Whether no row answers a reset. Hosts that reset within the step pass one array for ends and beginnings."""
         return self.began is self.terminated or bool(self.stepped.all())
 
+    def map_obs(self, function: Callable[[Any], Any]) -> None:
+        """Replace the observations, and the last ones of episodes, by what the function makes of them."""
+        self.obs = function(self.obs)
+        self.final_obs = {row: function(final) for row, final in self.final_obs.items()}
+
 
 @dataclass(frozen=True)
 class Bound:
     """What a transform works on.
 
     Attributes:
-        images: gives an image of each of these envs, which are idle.
-        metadata, render_mode: what the envs say of themselves.
+        images: returns an image of each of these envs, which must be idle.
+        metadata, render_mode: the envs' own.
     """
 
     num_envs: int
@@ -97,29 +94,29 @@ class Bound:
 
 
 class Transform:
-    """Base of all: does nothing. Those of users override what they need."""
+    """Base class of all transforms. It changes nothing; derived classes override what they need."""
 
     bound: Bound
 
     def bind(self, bound: Bound) -> Space[Any]:
-        """Take note of what it works on, once; the observation space of one env behind it."""
+        """Called once, with what it works on. Returns the observation space of one env after this transform."""
         if hasattr(self, "bound"):
             raise ValueError(f"{type(self).__name__} already belongs to other envs: make one for each")
         self.bound = bound
         return bound.observation_space
 
     def send(self, actions: Any, ids: Ids) -> None:
-        """See actions on their way to the envs."""
+        """Called with actions on their way to the envs."""
 
     def apply(self, rows: Rows) -> None:
-        """Change answers on their way to the caller, in place; arrays in them are replaced, never written to."""
+        """Called with answers on their way to the caller. May replace arrays in them, and must not write to any."""
 
     def close(self) -> None:
-        """Finish what was begun; the envs are about to be closed."""
+        """Called before the envs are closed."""
 
 
 def bind_all(transforms: Sequence[Transform], bound: Bound) -> Space[Any]:
-    """Bind them one behind the other; the observation space behind the last. If one refuses, none is bound."""
+    """Bind them one after the other. Returns the observation space after the last. If one raises, none is bound."""
     space = bound.observation_space
     done: list[Transform] = []
     for transform in transforms:
@@ -135,14 +132,18 @@ def bind_all(transforms: Sequence[Transform], bound: Bound) -> Space[Any]:
 
 
 def added_infos(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What transforms have put into an info."""
+    """What transforms have put into an info, or changed in it."""
     return {key: value for key, value in after.items() if key not in before or before[key] is not value}
 
 
 def box_parts(
     space: Space[Any], keys: Sequence[str] | None, who: str, hint: str = "name the keys that it is for"
 ) -> dict[Part, spaces.Box]:
-    """The Box parts that a transform is to work on: of a Dict by key (None: all), or the one Box itself.
+    """The Box parts of a space that a transform works on: those of a Dict by key (None: all), or the Box itself.
+
+    Args:
+        who: the transform's name, for errors.
+        hint: the remedy, if a part is no Box.
 
     Raises:
         ValueError: it is neither, or a part that was asked for is no Box.
@@ -162,7 +163,7 @@ def box_parts(
 
 
 def with_parts(value: Any, parts: dict[Part, Any]) -> Any:
-    """An observation, or a Dict space, with some of its parts replaced; the original is left alone."""
+    """A copy of an observation, or of a Dict space, with some of its parts replaced."""
     if None in parts:
         return parts[None]
     if isinstance(value, spaces.Dict):
@@ -171,7 +172,7 @@ def with_parts(value: Any, parts: dict[Part, Any]) -> Any:
 
 
 def arrays_of(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
-    """All arrays in a batch, however nested, with their names such as "['camera'][0]"."""
+    """All arrays in a nested batch, with names such as "['camera'][0]"."""
     if isinstance(value, dict):
         for key, part in value.items():
             yield from arrays_of(part, f"{name}[{key!r}]")
@@ -184,8 +185,13 @@ def arrays_of(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
             yield name, array
 
 
+def part_of(value: Any, part: Part) -> Any:
+    """One part of an observation."""
+    return value if part is None else value[part]
+
+
 def take_rows(space: Space[Any], value: Any, ids: Ids) -> Any:
-    """Some rows of a batch, however nested."""
+    """Some rows of a nested batch."""
     if isinstance(space, spaces.Dict):
         return {key: take_rows(space.spaces[key], part, ids) for key, part in value.items()}
     if isinstance(space, spaces.Tuple):
@@ -194,7 +200,7 @@ def take_rows(space: Space[Any], value: Any, ids: Ids) -> Any:
 
 
 def put_rows(space: Space[Any], value: Any, rows: Any, ids: Ids) -> Any:
-    """A batch with some of its rows replaced; the original is left alone."""
+    """A copy of a nested batch with some of its rows replaced."""
     if isinstance(space, spaces.Dict):
         return {key: put_rows(space.spaces[key], part, rows[key], ids) for key, part in value.items()}
     if isinstance(space, spaces.Tuple):

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal.support.checks import check_choice, whole_number
-from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, with_parts
+from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, part_of, with_parts
 
 __all__ = ["FrameStack", "is_image", "is_image_channels_first"]
 
@@ -34,15 +34,15 @@ def is_image_channels_first(space: Space[Any]) -> bool:
 
 
 class FrameStack(Transform):
-    """Stacks the last observations along one axis, the newest last; what was before an episode's first one is zero.
+    """Stacks the last observations along one axis, the newest last; places before the first of an episode are zero.
 
     Args:
         n_stack: how many.
-        channels_order: "first" or "last" axis of an observation, None to find out: the channels of images, else the
-            last. For Dict observations a dict gives each key its own.
+        channels_order: "first" or "last" axis of an observation. None: the channels of images, else the last axis. For
+            Dict observations a dict gives each key its own.
         padding: "zero", or "first" to repeat the first observation of an episode instead.
-        sb3_bounds: bounds of the space as Stable-Baselines3 has them, each entry repeated in its place, rather than in
-            the order of what is stacked: models that were saved there insist on it.
+        sb3_bounds: repeat each entry of the space's bounds in its place, as Stable-Baselines3 does, rather than in the
+            order of what is stacked. Models that were saved there need it.
     """
 
     def __init__(
@@ -87,20 +87,17 @@ class FrameStack(Transform):
     def apply(self, rows: Rows) -> None:
         """Put the new observations behind the older ones."""
         began = np.flatnonzero(rows.began)
-        finals = {
-            row: with_parts(final, {part: self._with_last(part, int(rows.ids[row]), _get(final, part))
-                                    for part in self._axis})
-            for row, final in rows.final_obs.items()
-        }  # fmt: skip
-        rows.obs = with_parts(
-            rows.obs, {part: self._push(part, _get(rows.obs, part), rows, began) for part in self._axis}
-        )
-        rows.final_obs = finals
+        # First the ends of episodes, before the histories go on to the next ones.
+        rows.final_obs = {row: self._with_last(int(rows.ids[row]), final) for row, final in rows.final_obs.items()}
+        pushed = {part: self._push(part, part_of(rows.obs, part), rows, began) for part in self._axis}
+        rows.obs = with_parts(rows.obs, pushed)
 
-    def _with_last(self, part: Part, env_id: int, last: Any) -> Array:
-        """The end of an episode, whose place the next one's beginning takes."""
-        older = [frame[env_id] for frame in self._history[part][1:]]
-        return np.concatenate([*older, np.asarray(last)], self._axis[part])
+    def _with_last(self, env_id: int, final: Any) -> Any:
+        stacks: dict[Part, Any] = {}
+        for part, axis in self._axis.items():
+            older = [frame[env_id] for frame in self._history[part][1:]]
+            stacks[part] = np.concatenate([*older, np.asarray(part_of(final, part))], axis)
+        return with_parts(final, stacks)
 
     def _push(self, part: Part, new: Any, rows: Rows, began: Array) -> Array:
         history = self._history[part]
@@ -118,7 +115,3 @@ class FrameStack(Transform):
                 frame[fresh] = history[-1][fresh] if self.padding == "first" else 0
         frames = history if rows.whole else [frame[rows.ids] for frame in history]
         return np.concatenate(frames, self._axis[part] + 1)
-
-
-def _get(value: Any, part: Part) -> Any:
-    return value if part is None else value[part]

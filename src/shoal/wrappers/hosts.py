@@ -1,4 +1,4 @@
-"""Transforms around a pool, or around any Gymnasium vector env."""
+"""Puts transforms around a pool, or around any Gymnasium vector env."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ __all__ = ["WrappedPool", "WrappedVectorEnv", "wrap"]
 
 
 def wrap(envs: Any, *transforms: Transform) -> Any:
-    """Envs whose batches go through these transforms, the first one first.
-
-    Args:
-        envs: a Pool, or any Gymnasium vector env.
-    """
+    """Wrap a Pool or any Gymnasium vector env: its batches go through these transforms, in this order."""
     for transform in transforms:
         if not isinstance(transform, Transform):
             raise TypeError(f"expected transforms such as FrameStack(4), found {transform!r}")
@@ -38,7 +34,7 @@ def wrap(envs: Any, *transforms: Transform) -> Any:
 
 
 def close_all(transforms: Sequence[Transform]) -> None:
-    """Close all of them, whatever one of them does; raises the first one's error."""
+    """Close all transforms, even if one raises; then raise the first error."""
     errors = []
     for transform in transforms:
         try:
@@ -50,7 +46,10 @@ def close_all(transforms: Sequence[Transform]) -> None:
 
 
 class WrappedPool:
-    """A pool whose batches go through transforms, partial ones too. Everything else is the pool's own."""
+    """A pool with transforms: all batches, partial ones too, go through them. Other attributes are the pool's own.
+
+    `send`, `recv`, `step` and `reset` are called as the pool's.
+    """
 
     def __init__(self, pool: Any, transforms: Sequence[Transform]):
         self.pool, self.transforms = pool, tuple(transforms)
@@ -70,28 +69,24 @@ class WrappedPool:
         return getattr(self.pool, name)
 
     def restore(self, *_: Any, **__: Any) -> Batch:
-        """Not to be had: transforms do not go back in time."""
+        """Not supported, as transforms cannot return to an earlier state."""
         raise NotImplementedError(
             "restore: what transforms have seen is no part of a snapshot; restore the pool inside (envs.pool.restore), "
             "and wrap it again"
         )
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
-        """As Pool.send."""
         self._show(actions, env_ids)
         self.pool.send(actions, env_ids)
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
-        """As Pool.recv."""
         return self._transformed(self.pool.recv(timeout, min_batch))
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
-        """As Pool.step."""
         self._show(actions, None)
         return self._transformed(self.pool.step(actions, timeout))
 
     def reset(self, env_ids: Any = None, **options: Any) -> Batch:
-        """As Pool.reset."""
         return self._transformed(self.pool.reset(env_ids, **options))
 
     def close(self, timeout: float | None = 5.0) -> None:
@@ -118,7 +113,7 @@ class WrappedPool:
     def _transformed(self, batch: Batch) -> Batch:
         if batch.mask.all():
             return self._apply(batch)
-        # Where nobody is, there is nothing to learn from, and nothing to change.
+        # Transforms see rows of envs only, not the empty rows of a padded batch.
         at, count = np.flatnonzero(batch.mask), len(batch.mask)
         if not len(at):
             return batch._replace(obs=create_empty_array(self.single_observation_space, count, np.zeros))
@@ -134,7 +129,7 @@ class WrappedPool:
     def _apply(self, batch: Batch) -> Batch:
         row_of = {env_id: row for row, env_id in enumerate(batch.env_id.tolist())} if batch.info else {}
         finals = {row_of[env_id]: final for env_id, final in batch.final_obs.items()}
-        # Where an episode has ended, its own info counts, not that of the next one's reset.
+        # If an episode has ended, transforms see its last info, not that of the next episode's reset.
         shown = {row_of[env_id]: _last_info(info) for env_id, info in batch.info.items()}
         rows = Rows(
             batch.env_id, len(batch.env_id) == self.pool.num_envs, batch.obs, batch.reward, batch.terminated,
@@ -154,23 +149,18 @@ class WrappedPool:
 
 
 class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
-    """A Gymnasium vector env, Shoal's or any other, whose batches go through transforms."""
+    """A Gymnasium vector env, Shoal's or any other, with transforms: its batches go through them."""
 
     def __init__(self, env: Any, transforms: Sequence[Transform]):
         super().__init__(env)
         self.transforms = tuple(transforms)
         bound = Bound(
-            env.num_envs,
-            env.single_observation_space,
-            env.single_action_space,
-            self._images,
-            env.metadata,
+            env.num_envs, env.single_observation_space, env.single_action_space, self._images, env.metadata,
             getattr(env, "render_mode", None),
-        )
+        )  # fmt: skip
         self.single_observation_space = bind_all(self.transforms, bound)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
-        mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        self._mode = AutoresetMode(mode)
+        self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self._all_ids = np.arange(env.num_envs)
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._last_obs: Any = None
@@ -182,7 +172,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all envs, or those of `options["reset_mask"]`."""
-        mask = None if options is None else options.get("reset_mask")  # now: Gymnasium takes it out
+        mask = None if options is None else options.get("reset_mask")  # now, as Gymnasium removes it
         obs, infos = self.env.reset(seed=seed, options=options)
         ids = self._all_ids if mask is None else np.flatnonzero(mask)
         whole = len(ids) == self.num_envs
@@ -190,7 +180,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         part = obs if whole else take_rows(self.env.single_observation_space, obs, ids)
         rows = self._apply(part, np.zeros(len(ids)), nothing, nothing, ~nothing, infos, ids)
         self._ended[ids] = False
-        if not whole:  # the others have what they had
+        if not whole:  # the other envs keep their observations
             rest = self._last_obs
             if rest is None:
                 rest = create_empty_array(self.single_observation_space, self.num_envs, np.zeros)
@@ -199,7 +189,6 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         return rows.obs, self._infos(infos, rows)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all envs."""
         for transform in self.transforms:
             transform.send(actions, self._all_ids)
         obs, reward, terminated, truncated, infos = self.env.step(actions)
@@ -224,7 +213,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         whole = len(ids) == self.num_envs
         rows = Rows(ids, whole, obs, reward, terminated, truncated, began, finals, {}, with_rest=not whole)
         ended = terminated | truncated
-        if ended.any():  # the only rows whose infos transforms look at
+        if ended.any():  # transforms look at the infos of these rows only
             self._shown = {row: _row_of(infos, int(ids[row])) for row in np.flatnonzero(ended).tolist()}
             rows.infos = {row: dict(info) for row, info in self._shown.items()}
         for transform in self.transforms:
@@ -240,7 +229,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         for row, info in rows.infos.items():
             added = added_infos(self._shown.get(row, {}), info)
             if added:
-                # Arrays of the envs' own are left as they are.
+                # Copies, so that the envs' own arrays do not change.
                 own = {key: copy.deepcopy(infos[key]) for name in added for key in (name, f"_{name}") if key in infos}
                 infos = self.env.unwrapped._add_info({**infos, **own}, added, int(rows.ids[row]))
         return infos
@@ -254,7 +243,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
 
 
 def _spread(value: Any, at: Ids, count: int) -> Any:
-    """These rows of a batch, which are zeros elsewhere."""
+    """A batch of `count` rows with these at their places, and zeros elsewhere."""
     if isinstance(value, dict):
         return {key: _spread(part, at, count) for key, part in value.items()}
     if isinstance(value, tuple):
@@ -265,17 +254,17 @@ def _spread(value: Any, at: Ids, count: int) -> Any:
 
 
 def _last_info(info: dict[str, Any]) -> dict[str, Any]:
-    """That of the step that ended an episode, with the word of a restart, which comes with its successor's first."""
+    """The info of the step that ended an episode. The news of a restart comes with the next episode's first info."""
     if "final_info" not in info or RESTART_INFO not in info:
         return info.get("final_info", info)  # type: ignore[no-any-return]
     return {**info["final_info"], RESTART_INFO: info[RESTART_INFO]}
 
 
 def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
-    """One env's own info from Gymnasium's arrays; under same-step, that of the step that ended its episode."""
+    """One env's info from Gymnasium's arrays; under same-step autoreset, that of the step that ended its episode."""
     own: dict[str, Any] = {}
     if "final_info" in infos and infos.get("_final_info", [False] * (row + 1))[row]:
-        if RESTART_INFO in infos and infos[f"_{RESTART_INFO}"][row]:  # its last words come with its successor's first
+        if RESTART_INFO in infos and infos[f"_{RESTART_INFO}"][row]:  # see _last_info
             own[RESTART_INFO] = _row_of(infos[RESTART_INFO], row)
         infos = infos["final_info"]
         if not isinstance(infos, dict):

@@ -1,7 +1,8 @@
-"""Episodes as curves: transforms that sum them up now and then, for TensorBoard, Weights & Biases or your own log."""
+"""Episodes as curves: transforms that log means of episodes, to TensorBoard, Weights & Biases or a log of your own."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -19,25 +20,25 @@ from shoal.wrappers.monitor import MonitorEpisodes
 
 __all__ = ["EpisodeLogger", "TensorBoardLogger", "WandbLogger"]
 
-# By name, and imported when a logger is made: to import the wrappers must not import a framework.
+# Imported by name when a logger is made: `import shoal.wrappers` must import no framework.
 SUMMARY_WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 WANDB = "wandb"
 
 
 class EpisodeLogger(Transform):
-    """Base of all: `write(values, step)` gets what has come of the episodes that ended since it was last called.
+    """Base class of loggers: calls `write(values, step)` with means over the episodes that ended since the last call.
 
     The values are "return" and "length" (means over those episodes), "episodes" and "restarts" (all so far), and
     "steps_per_second" (of all envs together, since the last call); `step` counts the steps of all envs. Batches pass
     unchanged.
 
     Args:
-        every_seconds, every_steps: at least so much lies between two calls; 0 and 0: one for each batch with an end.
-            What is left at the end is written when the envs are closed.
+        every_seconds, every_steps: the least distance of two calls; 0 and 0: a call for each batch in which an episode
+            ends. The rest is written when the envs are closed.
         prefix: of the values' names: "shoal" gives "shoal/return".
 
     Attributes:
-        global_step: steps of all envs so far; may be set, to go on where an earlier run has stopped.
+        global_step: steps of all envs so far. Set it to continue an earlier run.
     """
 
     def __init__(self, every_seconds: float = 1.0, every_steps: int = 0, prefix: str = "shoal"):
@@ -49,9 +50,8 @@ class EpisodeLogger(Transform):
         self.global_step = 0
 
     def bind(self, bound: Bound) -> Space[Any]:
-        """The same space."""
         space = super().bind(bound)
-        self._monitor = MonitorEpisodes(keep=sys.maxsize)  # what it keeps is dropped at each entry
+        self._monitor = MonitorEpisodes(keep=sys.maxsize)  # each entry of the log clears it
         self._monitor.bind(bound)
         self._restarts = np.zeros(bound.num_envs, np.int64)
         self._logged_at: float | None = None
@@ -60,7 +60,7 @@ class EpisodeLogger(Transform):
 
     @property
     def episodes(self) -> int:
-        """How many have ended."""
+        """How many episodes have ended."""
         return self._monitor.episode_count
 
     @property
@@ -77,13 +77,13 @@ class EpisodeLogger(Transform):
         self._steps_since += steps
         for row, info in rows.infos.items():
             if RESTART_INFO in info:
-                # The env's own count: it holds those that were told of where no transform looks.
+                # The env counts itself, as transforms do not see all infos.
                 self._restarts[rows.ids[row]] = info[RESTART_INFO]["count"]
-        self._monitor.apply(replace(rows, infos={}))  # it shall not add to what the caller gets
+        self._monitor.apply(replace(rows, infos={}))  # so that it does not change what the caller gets
         self._log(self.every_seconds, self.every_steps)
 
     def _log(self, seconds: float, steps: int) -> None:
-        """Write, if an episode has ended and so much has passed."""
+        """Write, if an episode has ended and so many seconds and steps have passed."""
         returns, lengths = self._monitor.last_returns, self._monitor.last_lengths
         if not returns or self._logged_at is None or self._steps_since < steps:
             return
@@ -103,21 +103,21 @@ class EpisodeLogger(Transform):
         self.write({f"{self.prefix}/{name}": value for name, value in values.items()}, self.global_step)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Put them where they belong."""
+        """Log the values; derived classes do it."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         if hasattr(self, "bound"):
             self._log(0.0, 0)
 
 
 class TensorBoardLogger(EpisodeLogger):
-    """Logs episodes to TensorBoard; see EpisodeLogger for what is logged.
+    """Logs episodes to TensorBoard; EpisodeLogger says what is logged.
 
     Args:
-        folder_or_writer: a folder, for a writer of torch's or of tensorboardX, which is closed with the envs; or any
-            object with `add_scalar(tag, value, step)`, which is left open.
+        folder_or_writer: a folder for a writer of torch or tensorboardX, which is closed with the envs; or any object
+            with `add_scalar(tag, value, step)`, which stays open.
 
     Raises:
         ImportError: a folder was given, and neither is installed.
@@ -131,12 +131,10 @@ class TensorBoardLogger(EpisodeLogger):
         self.writer = _summary_writer(os.fspath(folder_or_writer)) if self._ours else folder_or_writer
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """One curve for each value."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
         try:
             super().close()
         finally:
@@ -145,14 +143,14 @@ class TensorBoardLogger(EpisodeLogger):
 
 
 class WandbLogger(EpisodeLogger):
-    """Logs episodes to Weights & Biases; see EpisodeLogger for what is logged.
+    """Logs episodes to Weights & Biases; EpisodeLogger says what is logged.
 
-    W&B takes no step that lies before the last: what you log to the same run, log with `step=logger.global_step`.
+    W&B takes no step before the last one: log other values to the same run with `step=logger.global_step`.
 
     Args:
-        run: a run, or any object with `log(values, step=...)`, which is left open. None: the run that is active, or
-            one that is made now and finished with the envs.
-        **init: for `wandb.init`, which is called if there are any, also where a run is active.
+        run: a run, or any object with `log(values, step=...)`, which stays open. None: the active run, or one that is
+            made now and finished with the envs.
+        **init: for `wandb.init`, which is called if there are any, even if a run is active.
 
     Raises:
         ImportError: no run was given, and wandb is not installed.
@@ -164,20 +162,15 @@ class WandbLogger(EpisodeLogger):
         super().__init__(every_seconds, every_steps, prefix)
         if run is not None and init:
             raise TypeError(f"{', '.join(init)}: for a run that is made, and one was given")
-        if run is None:
-            run, self._ours = _wandb_run(init)
-        else:
-            self._ours = False
+        run, self._ours = (run, False) if run is not None else _wandb_run(init)
         if not callable(getattr(run, "log", None)):
             raise TypeError(f"expected a run or an object with log, found {run!r}")
         self.run = run
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """All values as one entry."""
         self.run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Write what is left."""
         try:
             super().close()
         finally:
@@ -188,11 +181,8 @@ class WandbLogger(EpisodeLogger):
 
 def _summary_writer(folder: str) -> Any:
     for name in SUMMARY_WRITERS:
-        try:
-            writers = importlib.import_module(name)
-        except ImportError:
-            continue
-        return writers.SummaryWriter(folder)
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).SummaryWriter(folder)
     raise ImportError(
         "TensorBoardLogger: to write to a folder, pip install tensorboardX, or torch and tensorboard; or give it an "
         "object with add_scalar(tag, value, step)"

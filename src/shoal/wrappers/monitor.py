@@ -30,12 +30,12 @@ class ResultsWriter:
     """A CSV file of episodes: a line of JSON about the run, then r (return), l (length), t (seconds) and extra columns.
 
     Args:
-        filename: the extension "monitor.csv" is added, or the file put into it if it is a folder.
+        filename: the extension "monitor.csv" is added; in a folder, the file has that name.
         header: for the line of JSON.
         extra_keys: further columns.
-        override_existing: begin anew, rather than go on with a file that is there.
-        run: go on all the same with a file of this run: an env that is built anew must not wipe out what the lost one
-            has written.
+        override_existing: overwrite an existing file, rather than append to it.
+        run: append in any case to a file of this run: an env that was lost and built anew must not overwrite what it
+            has written before.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ResultsWriter:
         self.file_handler.flush()
 
     def write_row(self, episode: dict[str, Any]) -> None:
-        """One episode; at once, so that it is not lost when the process is."""
+        """Write one episode, and flush, so that it is not lost if the process dies."""
         self._writer.writerow(episode)
         self.file_handler.flush()
 
@@ -72,12 +72,16 @@ class ResultsWriter:
 
 
 def _run_of(filename: str) -> Any:
-    """The run that a file is of; None if it is of none, or not there."""
+    """The run that a file belongs to; None for none, or if there is no such file."""
     try:
         with open(filename) as file:
             return json.loads(file.readline()[1:]).get("run")
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def _episode(total: float, length: int, seconds: float) -> dict[str, Any]:
+    return {"r": round(total, 6), "l": length, "t": round(seconds, 6)}
 
 
 class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -88,12 +92,11 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         allow_early_resets: whether reset may be called before an episode is over.
         reset_keywords: arguments that reset must be given; they become columns.
         info_keywords: entries of the last info; they become columns.
-        override_existing: begin the file anew, rather than go on with it.
-        run: a name for the run; a file of the same run is always gone on with.
+        override_existing, run: see ResultsWriter.
     """
 
     EXT = EXTENSION
-    # What else it passes for, to code that asks whether an env is wrapped in its own Monitor.
+    # Classes that it counts as, for code that asks whether an env is wrapped in its own Monitor.
     also_known_as = ("stable_baselines3.common.monitor.Monitor", "baselines.bench.monitor.Monitor")
 
     def __init__(
@@ -150,12 +153,12 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def _summary(self, info: dict[str, Any]) -> dict[str, Any]:
-        total, length = sum(self.rewards), len(self.rewards)
-        episode = {"r": round(total, 6), "l": length, "t": round(time.time() - self.t_start, 6)}
+        total, length, seconds = sum(self.rewards), len(self.rewards), time.time() - self.t_start
+        episode = _episode(total, length, seconds)
         episode.update((key, info[key]) for key in self.info_keywords)
         self.episode_returns.append(total)
         self.episode_lengths.append(length)
-        self.episode_times.append(time.time() - self.t_start)
+        self.episode_times.append(seconds)
         episode.update(self.current_reset_info)
         if self.results_writer is not None:
             self.results_writer.write_row(episode)
@@ -214,14 +217,13 @@ class MonitorEpisodes(Transform):
             self.results_writer = ResultsWriter(filename, header, self.info_keywords)
 
     def bind(self, bound: Bound) -> Space[Any]:
-        """The same space."""
         space = super().bind(bound)
         self.episode_returns = np.zeros(bound.num_envs)
         self.episode_lengths = np.zeros(bound.num_envs, np.int64)
         return space
 
     def apply(self, rows: Rows) -> None:
-        """Add up, and report what has ended."""
+        """Add up rewards and lengths, and report the episodes that have ended."""
         ids: Any = slice(None) if rows.whole else rows.ids
         resets = ~rows.stepped
         self.episode_returns[ids] += rows.reward
@@ -233,7 +235,7 @@ class MonitorEpisodes(Transform):
 
     def _summary(self, env_id: int, info: dict[str, Any]) -> dict[str, Any]:
         total, length = float(self.episode_returns[env_id]), int(self.episode_lengths[env_id])
-        episode: dict[str, Any] = {"r": round(total, 6), "l": length, "t": round(time.time() - self.t_start, 6)}
+        episode = _episode(total, length, time.time() - self.t_start)
         for key in self.info_keywords:
             if key not in info:
                 raise KeyError(f"info_keywords: the last info of env {env_id} has no {key!r}, only {sorted(info)}")

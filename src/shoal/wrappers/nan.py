@@ -1,4 +1,4 @@
-"""CheckNan: finds the first number that is none, and says where it came from."""
+"""CheckNan: finds the first NaN or infinite value, and says where it came from."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ class CheckNan(Transform):
         self._actions: dict[str, Array] = {}
 
     def bind(self, bound: Bound) -> Space[Any]:
-        """The same space."""
         space = super().bind(bound)
         self._steps = np.zeros(bound.num_envs, np.int64)  # since each env's last reset
         self._acted = np.zeros(bound.num_envs, np.bool_)
         return space
 
     def send(self, actions: Any, ids: Ids) -> None:
-        """Look at actions, and keep them: they may be to blame for what comes back."""
+        """Look at actions, and keep them: a bad action may cause bad observations."""
         self._acted[ids] = True
         nested = isinstance(self.bound.action_space, spaces.Dict | spaces.Tuple)
         for name, array in _arrays_of_actions(actions, nested):
             if array.ndim == 0 or len(array) != len(ids):
-                continue  # the envs will say so, and better
+                continue  # the envs raise a better error
             kept = self._actions.get(name)
             if kept is None or kept.shape[1:] != array.shape[1:] or kept.dtype != array.dtype:
                 kept = self._actions[name] = np.zeros((self.bound.num_envs, *array.shape[1:]), array.dtype)
@@ -55,7 +54,7 @@ class CheckNan(Transform):
         """Look at observations and rewards."""
         self._steps[rows.ids] += 1
         self._steps[rows.ids[rows.began & ~rows.done]] = 0
-        # First what belongs to the episodes that have ended, then what begins the next.
+        # First the ends of episodes, then the beginnings of the next ones.
         self._look("the reward", rows.reward, rows.ids, None)
         for row, final in rows.final_obs.items():
             for name, array in arrays_of(final):
@@ -68,7 +67,7 @@ class CheckNan(Transform):
     def _look(self, what: str, values: Array, ids: Ids, cause: str | None) -> None:
         if values.dtype.kind not in "fc":
             return
-        # A sum is nan or infinite if any of its parts is: one look at each number, and no array.
+        # A sum is nan or infinite if any of its parts is. It reads each number once, and makes no array.
         with np.errstate(all="ignore"):
             total = np.add.reduce(values, axis=None)
         if np.isfinite(total):
@@ -96,7 +95,7 @@ class CheckNan(Transform):
             warnings.warn(message, UserWarning, stacklevel=3)
 
     def _blame(self, env_id: int) -> str:
-        """Whether the action that led here was one itself."""
+        """The likely cause: the last action, if it is not finite, or the env."""
         if not self._acted[env_id] or not self._steps[env_id]:
             return "no action was taken before it: the env itself is to blame"
         for name, kept in self._actions.items():
@@ -108,11 +107,11 @@ class CheckNan(Transform):
 
 
 def _arrays_of_actions(actions: Any, nested: bool) -> Iterator[tuple[str, Array]]:
-    """A list of actions is a batch; only where the space is nested, it can be a tuple of batches."""
+    """A list of actions is a batch. Only if the space is nested, it can be a tuple of batches."""
     if nested:
         yield from arrays_of(actions)
         return
-    with contextlib.suppress(ValueError, TypeError):  # no array at all: the envs will say so, and better
+    with contextlib.suppress(ValueError, TypeError):  # no array at all: the envs raise a better error
         array = np.asarray(actions)
         if array.dtype.kind in "fiubc":
             yield "", array

@@ -1,10 +1,10 @@
-"""Normalize: observations and rewards of mean 0 and variance 1, as far as is known by now."""
+"""Normalize: observations and rewards of mean 0 and variance 1, by what was seen so far."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,12 @@ from gymnasium import Space, spaces
 from shoal.ranks import Ranks
 from shoal.state.datafile import DataError
 from shoal.support.checks import number, positive_number
-from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, put_rows, with_parts
+from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, part_of, put_rows, with_parts
 from shoal.wrappers.frame_stack import is_image
-from shoal.wrappers.running import (
-    SETTINGS,
-    RunningMeanStd,
-    merge_ranks,
-    read_statistics,
-    standardized,
-    write_statistics,
-)
+from shoal.wrappers.running import RunningMeanStd, merge_ranks, standardized
+from shoal.wrappers.statistics_files import SETTINGS, data_of, read_statistics, write_statistics
 
-__all__ = ["Normalize", "data_of"]
+__all__ = ["Normalize"]
 
 NO_MEAN = np.zeros(())  # rewards are scaled, but not shifted
 
@@ -33,20 +27,20 @@ class Normalize(Transform):
     """Normalizes observations by their running mean and variance, and rewards by the variance of discounted returns.
 
     Args:
-        training: whether the statistics go on; switch it off to evaluate.
+        training: whether to update the statistics; switch it off to evaluate.
         norm_obs, norm_reward: what to normalize.
         clip_obs, clip_reward: the largest absolute values afterwards.
         gamma: discount of the returns.
-        epsilon: keeps variances away from 0.
-        norm_obs_keys: which parts of Dict observations; None for all, which must be Boxes then.
-        ranks: `shoal.ranks.current()`, where several processes train one policy, each with its own envs: `sync` makes
-            the statistics those of all that all of them have seen. None: this process is alone.
-        sync_every: call `sync` after each so many batches of training, which all ranks must have equally many of.
+        epsilon: added to variances, so that none is 0.
+        norm_obs_keys: which parts of Dict observations; None: all, which must be Boxes then.
+        ranks: `shoal.ranks.current()`, if several processes train one policy, each with its own envs: `sync` merges
+            their statistics. None: this process is alone.
+        sync_every: call `sync` after every so many batches of training. All ranks must have equally many batches.
 
     Attributes:
         obs_rms, ret_rms: the statistics; for Dict observations, `obs_rms` has one for each key.
         old_obs, old_reward: the last batch as it came from the envs.
-        statistics: what the statistics are made of, RunningMeanStd or a class that inherits from it.
+        statistics: the class of the statistics, RunningMeanStd or one that inherits from it.
     """
 
     statistics = RunningMeanStd
@@ -65,10 +59,8 @@ class Normalize(Transform):
         sync_every: int | None = None,
     ):
         self.training, self.norm_obs, self.norm_reward = training, norm_obs, norm_reward
-        self.clip_obs, self.clip_reward = (
-            positive_number("clip_obs", clip_obs),
-            positive_number("clip_reward", clip_reward),
-        )
+        self.clip_obs = positive_number("clip_obs", clip_obs)
+        self.clip_reward = positive_number("clip_reward", clip_reward)
         self.gamma, self.epsilon = number("gamma", gamma, 0.0, 1.0), number("epsilon", epsilon, 0.0, np.inf)
         self.norm_obs_keys = None if norm_obs_keys is None else list(norm_obs_keys)
         if ranks is not None and not isinstance(ranks, Ranks):
@@ -85,7 +77,7 @@ class Normalize(Transform):
         self.old_reward: Array = np.zeros(0)
 
     def bind(self, bound: Bound) -> Space[Any]:
-        """The same space, but for images, which are numbers from -clip_obs to clip_obs then."""
+        """The same space, but images become numbers from -clip_obs to clip_obs."""
         space = super().bind(bound)
         self.returns = np.zeros(bound.num_envs)
         if not self.norm_obs:
@@ -97,11 +89,9 @@ class Normalize(Transform):
             fresh = {part: self.statistics(shape=box.shape) for part, box in parts.items()}
             self.obs_rms = fresh.get(None, fresh)
         self._check_shapes(parts)
-        images = {part: box for part, box in parts.items() if is_image(box)}
-        if not images:
-            return space
-        limits = {p: spaces.Box(-self.clip_obs, self.clip_obs, box.shape, np.float32) for p, box in images.items()}
-        return with_parts(space, limits)  # type: ignore[no-any-return]
+        limit = self.clip_obs
+        images = {p: spaces.Box(-limit, limit, box.shape, np.float32) for p, box in parts.items() if is_image(box)}
+        return with_parts(space, images) if images else space
 
     def _check_shapes(self, parts: dict[Part, Any]) -> None:
         known = self._by_part()
@@ -122,7 +112,7 @@ class Normalize(Transform):
     # ---- batches ---------------------------------------------------------------------------------------------
 
     def apply(self, rows: Rows) -> None:
-        """Learn from the rows, and normalize them."""
+        """Update the statistics by the rows, and normalize the rows."""
         if self.ranks is not None:
             for statistics in self._all_statistics():
                 statistics.keep_apart()
@@ -134,12 +124,10 @@ class Normalize(Transform):
         if self.norm_obs:
             if self.training:
                 for part, statistics in self._by_part().items():
-                    statistics.update(rows.obs if part is None else rows.obs[part])
-            rows.obs = self.normalize_obs(rows.obs)
-            if rows.final_obs:
-                rows.final_obs = {row: self.normalize_obs(final) for row, final in rows.final_obs.items()}
+                    statistics.update(part_of(rows.obs, part))
+            rows.map_obs(self.normalize_obs)
         if self.training:
-            self._learn_returns(rows)
+            self._update_returns(rows)
         rows.reward = self.normalize_reward(rows.reward)
         over = rows.began | rows.done
         self.returns[over if rows.whole else rows.ids[over]] = 0.0
@@ -152,7 +140,7 @@ class Normalize(Transform):
         return [*(rms for _, rms in sorted(self._by_part().items(), key=str)), self.ret_rms]
 
     def sync(self) -> None:
-        """Make the statistics those of all that all ranks have seen, exactly, and the same on each. All must call it.
+        """Merge the statistics of all ranks, exactly, so that each has the same afterwards. All ranks must call it.
 
         Raises:
             ValueError: there are no ranks, or they normalize different things.
@@ -162,7 +150,7 @@ class Normalize(Transform):
         merge_ranks(self._all_statistics(), self.ranks)
         self.batches_since_sync = 0
 
-    def _learn_returns(self, rows: Rows) -> None:
+    def _update_returns(self, rows: Rows) -> None:
         if rows.whole:
             self.returns *= self.gamma
             self.returns += rows.reward
@@ -176,7 +164,7 @@ class Normalize(Transform):
             self.ret_rms.update(returns[rows.stepped])
 
     def _kept(self, obs: Any) -> Any:
-        """The originals, apart from what the caller gets, which is the same array where nothing is normalized."""
+        """The originals. Parts that are not normalized are copied, as the caller gets the same arrays."""
         if not self.norm_obs:
             return copy.deepcopy(obs)
         if isinstance(obs, dict):
@@ -184,31 +172,27 @@ class Normalize(Transform):
         return obs
 
     def normalize_obs(self, obs: Any) -> Any:
-        """Observations, one or a batch, by what is known now; nothing is learnt."""
+        """Normalize one observation or a batch by the present statistics, without updating them."""
+        return self._with_each(obs, lambda x, rms: standardized(x, rms.mean, rms.var, self.epsilon, self.clip_obs))
+
+    def _with_each(self, obs: Any, function: Callable[[Any, Any], Any]) -> Any:
+        """The observations, with each part that is normalized replaced by `function(part, its statistics)`."""
         if not self.norm_obs:
             return copy.copy(obs)
-        rms = self.obs_rms
-        if not isinstance(rms, dict):
-            return standardized(obs, rms.mean, rms.var, self.epsilon, self.clip_obs)
-        return {**obs, **{key: standardized(obs[key], one.mean, one.var, self.epsilon, self.clip_obs)
-                          for key, one in rms.items()}}  # fmt: skip
+        return with_parts(obs, {part: function(part_of(obs, part), rms) for part, rms in self._by_part().items()})
 
     def normalize_reward(self, reward: Any) -> Array:
-        """Rewards by what is known now; nothing is learnt."""
+        """Normalize rewards by the present statistics, without updating them."""
         if not self.norm_reward:
             return np.asarray(reward).astype(np.float32)
         return standardized(reward, NO_MEAN, self.ret_rms.var, self.epsilon, self.clip_reward)
 
     def unnormalize_obs(self, obs: Any) -> Any:
-        """The counterpart of `normalize_obs`, but for what was clipped."""
-        if not self.norm_obs:
-            return copy.copy(obs)
-        known = self._by_part()
-        return with_parts(obs, {p: (obs if p is None else obs[p]) * np.sqrt(rms.var + self.epsilon) + rms.mean
-                                for p, rms in known.items()})  # fmt: skip
+        """The counterpart of `normalize_obs`; clipped values stay clipped."""
+        return self._with_each(obs, lambda x, rms: x * np.sqrt(rms.var + self.epsilon) + rms.mean)
 
     def unnormalize_reward(self, reward: Any) -> Any:
-        """The counterpart of `normalize_reward`, but for what was clipped."""
+        """The counterpart of `normalize_reward`; clipped values stay clipped."""
         return reward * np.sqrt(self.ret_rms.var + self.epsilon) if self.norm_reward else reward
 
     def get_original_obs(self) -> Any:
@@ -229,7 +213,7 @@ class Normalize(Transform):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Normalize:
-        """What `save` wrote, or the pickle of Stable-Baselines' VecNormalize; runs no code of the file's.
+        """Read what `save` wrote, or the pickle of Stable-Baselines' VecNormalize. Runs no code of the file.
 
         Raises:
             DataError: it is neither.
@@ -243,8 +227,8 @@ class Normalize(Transform):
         return new
 
     def set_statistics(self, obs_rms: Any, ret_rms: Any) -> None:
-        """Go on with other statistics, given as data. Raises ValueError, and goes on as before, if they do not fit."""
-        before = self.obs_rms
+        """Replace the statistics by others, given as data. Raises ValueError, and keeps the old, if they do not fit."""
+        before: Any = self.obs_rms
         new: Any = None
         if obs_rms is not None and not isinstance(obs_rms, dict):
             raise DataError(f"these are no statistics: {obs_rms!r:.100}")
@@ -261,12 +245,3 @@ class Normalize(Transform):
                 self.obs_rms = before
                 raise
         self.ret_rms = returns
-
-
-def data_of(statistics: Any) -> Any:
-    """Statistics as data: ours, or others with mean, var and count."""
-    if statistics is None:
-        return None
-    if isinstance(statistics, dict):
-        return {key: data_of(value) for key, value in statistics.items()}
-    return RunningMeanStd.as_data(statistics)

@@ -1,4 +1,4 @@
-"""Small changes of observations: channels of images to the front, one part of a dict for all of it."""
+"""TransposeImage moves the channels of images to the front; ExtractDictObs takes one part of Dict observations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, with_parts
+from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, part_of, with_parts
 from shoal.wrappers.frame_stack import is_image, is_image_channels_first
 
 __all__ = ["ExtractDictObs", "TransposeImage", "transpose", "transposed_space"]
 
 
 class TransposeImage(Transform):
-    """Images as [channels, height, width], which convolutions in PyTorch want; other parts of a Dict are left alone.
+    """Images as [channels, height, width], as convolutions in PyTorch need them. Other parts of a Dict stay as is.
 
     Args:
-        skip: do nothing, for code that has it either way.
+        skip: do nothing, for code that switches it on and off.
     """
 
     def __init__(self, skip: bool = False):
@@ -41,17 +41,13 @@ class TransposeImage(Transform):
 
     def apply(self, rows: Rows) -> None:
         """Transpose the observations, and the last ones of episodes."""
-        rows.obs = self.turn(rows.obs)
-        rows.final_obs = {row: self.turn(final) for row, final in rows.final_obs.items()}
+        rows.map_obs(self.turn)
 
     def turn(self, observation: Any) -> Any:
-        """One observation, or a batch of them."""
+        """One observation, or a batch of them, transposed."""
         if not self._parts:
             return observation
-        return with_parts(
-            observation,
-            {part: transpose(observation if part is None else observation[part]) for part in self._parts},
-        )
+        return with_parts(observation, {part: transpose(part_of(observation, part)) for part in self._parts})
 
 
 def transpose(image: Any) -> Array:
@@ -80,5 +76,4 @@ class ExtractDictObs(Transform):
 
     def apply(self, rows: Rows) -> None:
         """Keep the part alone."""
-        rows.obs = rows.obs[self.key]
-        rows.final_obs = {row: final[self.key] for row, final in rows.final_obs.items()}
+        rows.map_obs(lambda observation: observation[self.key])

@@ -1,36 +1,29 @@
-"""Mean and variance of everything seen so far, and files that hold them."""
+"""Mean and variance of all values seen so far, in this process or in all ranks."""
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal import native
 from shoal.ranks import Ranks
-from shoal.state.datafile import DataError, read_file, write_file
+from shoal.state.datafile import DataError
 from shoal.wrappers.base import Array
 
-__all__ = ["RunningMeanStd", "merge_ranks", "read_statistics", "standardized", "write_statistics"]
-
-KIND = "shoal normalization"
+__all__ = ["RunningMeanStd", "merge_ranks", "standardized"]
 
 
 class RunningMeanStd:
     """Mean and variance over the first axis of all batches, merged by the parallel algorithm.
 
     Args:
-        epsilon: how many observations the start, mean 0 and variance 1, counts for.
+        epsilon: how many observations the start (mean 0, variance 1) counts for.
         shape: of one observation.
     """
 
-    # Where ranks merge what they have seen: what all had after the last merge, and what this one has seen since.
+    # For merging ranks: the statistics that all had after the last merge, and those of what this rank saw since.
     _common: RunningMeanStd | None = None
     _fresh: RunningMeanStd | None = None
 
@@ -40,9 +33,9 @@ class RunningMeanStd:
         self.count = float(epsilon)
 
     def update(self, batch: Any) -> None:
-        """Take in a batch [n, ...]."""
+        """Add a batch [n, ...]."""
         values = _plain(batch, np.shape(self.mean))
-        # New arrays: somebody may hold the old ones.
+        # New arrays, as callers may hold the old ones.
         mean, var = np.array(self.mean, np.float64), np.array(self.var, np.float64)
         self.count = native.merge(values.dtype.kind, values, mean, var, self.count)
         self.mean, self.var = mean, var
@@ -54,12 +47,12 @@ class RunningMeanStd:
         return standardized(values, self.mean, self.var, epsilon, limit)
 
     def update_from_moments(self, mean: Any, var: Any, count: float) -> None:
-        """Take in a batch of which only this is known."""
+        """Add a batch of which only mean, variance and size are known."""
         if not count:
-            return  # nothing, also to one that has seen nothing: 0 / 0
+            return  # if this has seen nothing either, the sums below would be 0 / 0
         total = self.count + count
         delta = mean - self.mean
-        share, rest = count / total, self.count / total  # 1 - share would lose what a small count has to say
+        share, rest = count / total, self.count / total  # 1 - share would be inexact for small counts
         self.var = self.var * rest + var * share + delta * delta * (share * rest)
         self.mean = self.mean + delta * share
         self.count = total
@@ -67,27 +60,27 @@ class RunningMeanStd:
             self._fresh.update_from_moments(mean, var, count)
 
     def combine(self, other: RunningMeanStd) -> None:
-        """Take in all that another one has seen."""
+        """Add all that another one has seen."""
         self.update_from_moments(other.mean, other.var, other.count)
 
     def keep_apart(self) -> None:
-        """Note from now on what is new, for `merge_ranks`; what is known already is what all ranks have in common."""
+        """From now on, also keep the statistics of new values alone, for `merge_ranks`. All ranks must be equal now."""
         if self._common is None:
             self._common, self._fresh = self.copy(), RunningMeanStd(0.0, np.shape(self.mean))
 
     def copy(self) -> RunningMeanStd:
-        """Another one that has seen the same."""
-        twin = type(self)(shape=np.shape(self.mean))
-        twin.mean, twin.var, twin.count = np.copy(self.mean), np.copy(self.var), self.count
-        return twin
+        """A copy."""
+        copied = type(self)(shape=np.shape(self.mean))
+        copied.mean, copied.var, copied.count = np.copy(self.mean), np.copy(self.var), self.count
+        return copied
 
     def as_data(self) -> dict[str, Any]:
-        """What `from_data` reads."""
+        """The statistics as data, which `from_data` reads."""
         return {"mean": np.asarray(self.mean), "var": np.asarray(self.var), "count": float(self.count)}
 
     @classmethod
     def from_data(cls, data: Any) -> RunningMeanStd:
-        """Raises DataError if these are no statistics."""
+        """The statistics that `as_data` returned. Raises DataError if these are none."""
         try:
             new = cls()
             new.mean, new.var = np.array(data["mean"], np.float64), np.array(data["var"], np.float64)
@@ -103,10 +96,10 @@ class RunningMeanStd:
 
 
 def merge_ranks(statistics: Sequence[RunningMeanStd], ranks: Ranks) -> None:
-    """Let these statistics be those of all that all ranks have seen: all ranks call it, with the same ones.
+    """Merge the statistics of all ranks into these. All ranks must call it, with statistics of the same shapes.
 
-    What is new since the last merge is gathered and taken in rank by rank, so that all ranks get the same bits, and
-    nothing counts twice, the start included. What they knew before `keep_apart` was called must be the same everywhere.
+    Each rank gathers what all ranks have seen since the last merge, and adds it rank by rank. So all ranks get the same
+    bits, and nothing counts twice. What they had when `keep_apart` was called must be the same everywhere.
 
     Raises:
         ValueError: on every rank, if they had different statistics to begin with.
@@ -125,7 +118,7 @@ def merge_ranks(statistics: Sequence[RunningMeanStd], ranks: Ranks) -> None:
     ends = np.cumsum([len(row) for row in fresh])[:-1]
     shares = [np.split(row, ends) for row in rows[:, width:]]  # by rank, then by statistics
     for i, one in enumerate(statistics):
-        _take_in(one, [share[i] for share in shares])
+        _add_shares(one, [share[i] for share in shares])
 
 
 def _as_row(moments: RunningMeanStd | None) -> Array:
@@ -133,7 +126,7 @@ def _as_row(moments: RunningMeanStd | None) -> Array:
     return np.concatenate([[moments.count], np.ravel(moments.mean), np.ravel(moments.var)])
 
 
-def _take_in(statistics: RunningMeanStd, shares: Sequence[Array]) -> None:
+def _add_shares(statistics: RunningMeanStd, shares: Sequence[Array]) -> None:
     merged, shape = statistics._common, np.shape(statistics.mean)
     assert merged is not None
     for share in shares:
@@ -146,7 +139,7 @@ def _take_in(statistics: RunningMeanStd, shares: Sequence[Array]) -> None:
 
 
 def _plain(batch: Any, shape: tuple[int, ...]) -> Array:
-    """As the core takes it: rows of this shape."""
+    """The batch as the core takes it: rows of this shape, contiguous, float32, float64 or uint8."""
     values = batch if type(batch) is np.ndarray else np.asarray(batch)
     if values.shape[values.ndim - len(shape) :] != shape:
         raise ValueError(f"expected values of shape {shape}, found {values.shape}")
@@ -156,110 +149,9 @@ def _plain(batch: Any, shape: tuple[int, ...]) -> Array:
 
 
 def standardized(values: Any, mean: Any, var: Any, epsilon: float, limit: float) -> Array:
-    """See RunningMeanStd.standardize; for any statistics, Stable-Baselines' own among them."""
+    """As RunningMeanStd.standardize, for any mean and variance."""
     mean, var = np.asarray(mean, np.float64, order="C"), np.asarray(var, np.float64, order="C")
     plain = _plain(values, mean.shape)
     out = np.empty(plain.shape, np.float32)
     native.standardize(plain.dtype.kind, plain, mean, var, epsilon, limit, out)
     return out
-
-
-def write_statistics(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-    """Write settings and statistics (as data) to a file; folders on the way are made."""
-    Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, content, KIND)
-
-
-def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write_statistics` wrote, or Stable-Baselines' VecNormalize or RunningMeanStd in its pickle.
-
-    Such a pickle is read without Stable-Baselines, and nothing but arrays, numbers and spaces is made from it: a file
-    with anything else in it is refused.
-
-    Raises:
-        DataError: it is neither.
-    """
-    with open(os.fspath(path), "rb") as file:
-        start = file.read(4)
-    if start[:2] == b"PK":
-        content = read_file(path, KIND)
-    elif start[:1] == b"\x80":
-        content = _read_pickle(path)
-    else:
-        content = None
-    if not isinstance(content, dict):
-        raise DataError(f"{os.fspath(path)} has no normalization in it: expected a file that save() has written")
-    return content
-
-
-def _read_pickle(path: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        found = _Unpickler(io.BytesIO(Path(path).read_bytes())).load()
-    except Exception as error:
-        raise DataError(f"{os.fspath(path)} is no normalization of Stable-Baselines: {error}") from error
-    if isinstance(found, RunningMeanStd):
-        return found.as_data()
-    if not isinstance(found, _Saved):
-        raise DataError(f"{os.fspath(path)} holds a {type(found).__name__}, no VecNormalize")
-    content = {name: getattr(found, name) for name in SETTINGS if hasattr(found, name)}
-    for name in ("obs_rms", "ret_rms"):
-        content[name] = _as_data(getattr(found, name, None))
-    return content
-
-
-SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
-
-
-def _as_data(statistics: Any) -> Any:
-    if isinstance(statistics, dict):
-        return {key: _as_data(value) for key, value in statistics.items()}
-    return statistics.as_data() if isinstance(statistics, RunningMeanStd) else None
-
-
-class _Saved:
-    """Stands for Stable-Baselines' VecNormalize."""
-
-
-class _Inert:
-    """Stands for what nobody needs: spaces, random generators. Takes everything, and does nothing with it."""
-
-    def __new__(cls, *_: Any, **__: Any) -> _Inert:
-        return object.__new__(cls)
-
-    def __init__(self, *_: Any, **__: Any):
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-# All that is made from a pickle as it is, by its full name.
-_HARMLESS = {
-    ("numpy", "ndarray"), ("numpy", "dtype"), ("collections", "OrderedDict"), ("builtins", "set"),
-    ("builtins", "frozenset"), ("_codecs", "encode"),
-    *((f"{core}.{module}", name) for core in ("numpy.core", "numpy._core")
-      for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))),
-}  # fmt: skip
-_INERT = re.compile(r"(gym|gymnasium)\.spaces(\.\w+)*|numpy\.random\.\w+")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes the parts of a VecNormalize that we need, and nothing else."""
-
-    def __init__(self, file: io.BytesIO):
-        super().__init__(file)
-        # Of this file alone: a pickle may set attributes of classes too.
-        self._saved: Any = type("_Saved", (_Saved,), {})
-        self._statistics: Any = type("RunningMeanStd", (RunningMeanStd,), {})
-        self._inert: Any = type("_Inert", (_Inert,), {})
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name == "VecNormalize":
-            return self._saved
-        if name == "RunningMeanStd":
-            return self._statistics
-        if (module, name) in _HARMLESS:
-            return super().find_class(module, name)
-        if _INERT.fullmatch(module) and "." not in name:
-            return self._inert
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")

@@ -1,4 +1,4 @@
-"""RecordVideo: mp4 files of all envs side by side. The encoder comes with `imageio-ffmpeg`, none of the system's."""
+"""RecordVideo: mp4 files of all envs side by side. The encoder comes with `imageio-ffmpeg`; the system needs none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Space
 
 from shoal.support.checks import whole_number
-from shoal.support.optional_dependencies import install
+from shoal.support.optional_dependencies import require
 from shoal.wrappers.base import Array, Bound, Rows, Transform
 
 __all__ = ["RecordVideo", "tile_images"]
@@ -24,11 +24,10 @@ def tile_images(images: Sequence[Any]) -> Array:
     height, width, channels = frames[0].shape
     rows = math.ceil(math.sqrt(len(frames)))
     columns = math.ceil(len(frames) / rows)
-    grid = np.zeros((rows * height, columns * width, channels), frames[0].dtype)
+    grid = np.zeros((rows, height, columns, width, channels), frames[0].dtype)
     for i, frame in enumerate(frames):
-        top, left = i // columns * height, i % columns * width
-        grid[top : top + height, left : left + width] = frame
-    return grid
+        grid[i // columns, :, i % columns] = frame
+    return grid.reshape(rows * height, columns * width, channels)
 
 
 class RecordVideo(Transform):
@@ -36,7 +35,7 @@ class RecordVideo(Transform):
 
     Args:
         video_folder: for the files, `<name_prefix>-step-<first>-to-step-<last>.mp4`.
-        record_video_trigger: whether to begin a video, by the number of steps so far.
+        record_video_trigger: tells whether to begin a video, by the number of steps so far.
         video_length: in steps.
         fps: frames per second; by default as the envs' metadata say, or 30.
     """
@@ -61,7 +60,7 @@ class RecordVideo(Transform):
         self._begun_at = self._frames = 0
         self._partial = Path()
         self._last: dict[int, Any] = {}
-        _encoder()  # who has none shall know before the first video
+        _get_writer()  # raises where there is no encoder, before the first video
         os.makedirs(self.video_folder, exist_ok=True)
 
     def bind(self, bound: Bound) -> Space[Any]:
@@ -102,27 +101,23 @@ class RecordVideo(Transform):
     def _write(self, frame: Array) -> None:
         # The codec wants even sizes and three channels.
         odd = [(0, frame.shape[0] % 2), (0, frame.shape[1] % 2), (0, 0)]
-        frame = np.ascontiguousarray(np.pad(frame[:, :, :3], odd, "edge"), np.uint8)
+        frame = np.pad(frame[:, :, :3], odd, "edge").astype(np.uint8, copy=False)
         if self._writer is None:
             self._partial = Path(self.video_folder, f".{self.name_prefix}-step-{self._begun_at}.partial.mp4")
-            self._writer = _encoder().write_frames(
-                str(self._partial), (frame.shape[1], frame.shape[0]), fps=self._rate(), macro_block_size=2,
-                ffmpeg_log_level="error",
-            )  # fmt: skip
-            self._writer.send(None)
-        self._writer.send(frame)
+            rate = float(self.fps or self.bound.metadata.get("render_fps") or 30)
+            self._writer = _get_writer()(
+                self._partial, format="FFMPEG", fps=rate, macro_block_size=2, ffmpeg_log_level="error"
+            )
+        self._writer.append_data(frame)
         self._frames += 1
-
-    def _rate(self) -> float:
-        return float(self.fps or self.bound.metadata.get("render_fps") or 30)
 
     def stop(self) -> None:
         """End the video that is being recorded, and give it its name."""
         self.recording = False
         if self._writer is None:
             return
-        self._writer.close()
-        self._writer = None
+        writer, self._writer = self._writer, None
+        writer.close()
         name = f"{self.name_prefix}-step-{self._begun_at}-to-step-{self._begun_at + self.video_length}.mp4"
         self.video_path = os.path.join(self.video_folder, name)
         os.replace(self._partial, self.video_path)
@@ -132,9 +127,6 @@ class RecordVideo(Transform):
         self.stop()
 
 
-def _encoder() -> Any:
-    try:
-        import imageio_ffmpeg
-    except ImportError as error:
-        raise ImportError(f"videos need an encoder: {install('video')}") from error
-    return imageio_ffmpeg
+def _get_writer() -> Any:
+    require("imageio_ffmpeg", "videos need an encoder", "video")  # imageio asks for it at the first frame only
+    return require("imageio.v2", "videos need imageio", "video").get_writer

@@ -241,7 +241,7 @@ class Driver:
 
     def _death(self, link: MpiLink) -> WorkerDied:
         peer = self.peers[link.rank]
-        return host_died(link.index, link.env_ids, peer.where, peer.process.pid if peer.process else None, GONE)
+        return host_died(link.index, link.env_ids, peer.where, peer.pid, GONE)
 
     def close(self) -> None:
         """Let the ranks leave. Called at the end of the process, after all pools were closed."""

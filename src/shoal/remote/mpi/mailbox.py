@@ -118,24 +118,27 @@ class Peer:
     """A serving rank, as it introduces itself.
 
     Attributes:
-        rank: its rank among all that mpiexec has started, which is mpiexec's name for it.
-        home: its machine and process table.
-        process: its entry there.
-        cores: the number of cores that it may use.
+        rank: among all that mpiexec has started, which is what mpiexec calls it.
+        home: what tells whether two processes see each other: the machine, and its table of processes.
+        pid, started: its number there, and when it started; None where the others cannot see it.
+        cores: that it may use.
     """
 
     rank: int
     node: str
     home: tuple[str, str]
-    process: processes.Process | None
+    pid: int | None
+    started: int | None
     cores: int
 
     @classmethod
     def me(cls) -> Peer:
         """This process."""
         home = home_of_this_process()
-        process = processes.identify(os.getpid()) if home[1] else None
-        return cls(int(_mpi().COMM_WORLD.Get_rank()), platform.node(), home, process, usable_cores())
+        pid = os.getpid() if home[1] else None
+        started = None if pid is None else processes.started(pid)
+        rank = int(_mpi().COMM_WORLD.Get_rank())
+        return cls(rank, platform.node(), home, pid, started, usable_cores())
 
     @property
     def where(self) -> str:
@@ -143,8 +146,8 @@ class Peer:
         return f"{self.node}, rank {self.rank}"
 
     def gone_for(self, other: Peer) -> bool:
-        """Whether the other rank can see that this one has ended."""
-        return self.process is not None and self.home == other.home and not processes.alive(self.process)
+        """Whether the other one can see that this one is gone."""
+        return self.pid is not None and self.home == other.home and processes.started(self.pid) != self.started
 
 
 @dataclass(frozen=True)
