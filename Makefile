@@ -53,11 +53,11 @@ JOBS ?= 4
 test: test-native test-twin test-gpu test-ray test-tf
 
 test-native: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/distributed/test_ray.py
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py
 
 # One process: a cluster of several nodes takes ten seconds to start, and all cores.
 test-ray: $(VENV)/.ready
-	$(BIN)/python -m pytest -q tests/distributed/test_ray.py
+	$(BIN)/python -m pytest -q tests/remote/ray/test_ray.py
 
 # RLlib pins Gymnasium, so it has an environment of its own; not a part of `make test`.
 $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -68,16 +68,16 @@ $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	touch $@
 
 test-rllib: $(RLLIB_VENV)/.ready
-	$(RLLIB_VENV)/bin/python -m pytest -q tests/distributed/test_rllib.py
+	$(RLLIB_VENV)/bin/python -m pytest -q tests/examples/test_rllib.py
 
 # The same suite over the twin, less what has no core in it.
 test-twin: $(VENV)/.ready
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/native tests/wrappers tests/faults \
-		tests/distributed/test_far.py
+		tests/remote/test_dispatcher.py
 
 # Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
 test-gpu: $(VENV)/.ready
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/gpu
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/cuda
 
 # TF-Agents needs pins of its own, and the CPU build of TensorFlow; gymnax wants an older Gymnasium than the other tests.
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -87,9 +87,11 @@ $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 		"tf-keras==2.21.0" "tf-agents==0.19.0" "tensorboard>=2.16,<3" "gymnax>=1.0,<2"
 	touch $@
 
+TF_TESTS := tests/dialects/test_tf_agents.py tests/envs/test_quick_time_steps.py tests/examples/test_tensorflow.py \
+	tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
+
 test-tf: $(TF_VENV)/.ready
-	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests/tf \
-		tests/graph/test_jax_functional.py
+	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(TF_TESTS)
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from rich.table import Table
 import envs
 from shoal.cli import bench, doctor, report
 from shoal.cli.contenders import Contender
-from shoal.cli.main import progress
 from shoal.cli.work import probe
+from shoal.observe.progress import progress
 from shoal.support.cores import usable_cores
 from shoal.support.usage import UsageError
 
@@ -72,17 +71,15 @@ def measure(
 
 def show(results: Iterable[bench.Result]) -> None:
     """Print the tables."""
-    console = Console()
-    for result in results:
-        console.print(report.terminal(result))
+    report.show(list(results), Console())
 
 
 def save(folder: Path, name: str, results: Sequence[bench.Result], **more: Any) -> None:
     """Write NAME.json, NAME.md and NAME.png."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {**report.as_dict(results, doctor.facts()), **more}
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / f"{name}.md").write_text(f"# {name}\n\n{report.markdown(results)}")
+    (folder / f"{name}.json").write_text(report.as_json(document))
+    (folder / f"{name}.md").write_text(f"# {name}\n\n{markdown(results)}")
     try:
         report.check_plot(folder / f"{name}.png")
     except UsageError as missing:
@@ -90,6 +87,19 @@ def save(folder: Path, name: str, results: Sequence[bench.Result], **more: Any) 
     else:
         report.plot(results, folder / f"{name}.png")
     Console(stderr=True).print(f"saved {folder / name}.json, .md, .png")
+
+
+def markdown(results: Sequence[bench.Result]) -> str:
+    """Return all results as Markdown tables."""
+    blocks = []
+    for result in results:
+        lines = [f"### {report.title(result)}", "", "| " + " | ".join(report.HEAD) + " |"]
+        lines.append("|---|" + "--:|" * (len(report.HEAD) - 1))
+        shown = [row for row in report.ordered(result) if row.rate]
+        lines += ["| " + " | ".join(report.cells(result, row)) + " |" for row in shown]
+        lines += ["", *(f"- {note}" for note in report.notes(result))]
+        blocks.append("\n".join(lines).rstrip())
+    return "\n\n".join(blocks) + "\n"
 
 
 def quartiles(values: Any) -> list[float]:

@@ -59,7 +59,7 @@ class Limit:
 
 
 def _arrays(count: int) -> tuple[Any, ...]:
-    from shoal.compiled.env import define
+    from shoal.compiled.definition import define
 
     states = define(CartPole, {}).new_states(count)
     flags = np.zeros((2, count), np.bool_)
@@ -69,11 +69,11 @@ def _arrays(count: int) -> tuple[Any, ...]:
 def _free_loop() -> Any:
     import numba
 
-    from shoal.compiled.numba_cpu import numba_versions
+    from shoal.compiled.numba_random import VERSIONS
     from shoal.compiled.rebuild import Rebuilder
 
     jit = numba.njit(error_model="numpy", nogil=True)
-    rebuild = Rebuilder(jit, numba_versions())
+    rebuild = Rebuilder(jit, VERSIONS)
     step, reset, observe = rebuild(CartPole.step), rebuild(CartPole.reset), rebuild(CartPole.observe)
 
     @jit  # type: ignore[untyped-decorator]

@@ -25,8 +25,8 @@ from rich.table import Table
 import common
 import shoal
 from shoal.cli import doctor
-from shoal.cli.main import progress
 from shoal.compiled import as_gymnasium, library
+from shoal.observe.progress import progress
 
 ALIASES = {"Taxi-v3": "Taxi-v4"}  # one env under two ids: EnvPool has it under the first, Gymnasium under the second
 BATCHES = 16

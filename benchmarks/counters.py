@@ -34,7 +34,7 @@ import shoal
 import supervision
 from shoal import native
 from shoal.cli import doctor
-from shoal.cli.main import progress
+from shoal.observe.progress import progress
 
 NUM_ENVS = 64
 ROOT = Path(__file__).parent.parent

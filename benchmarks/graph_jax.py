@@ -31,8 +31,8 @@ from jax.experimental.buffer_callback import buffer_callback
 import common
 from shoal import Pool
 from shoal.cli import doctor
-from shoal.cli.main import progress
 from shoal.graph.jax import bind
+from shoal.observe.progress import progress
 
 LENGTH = 200
 WAYS = {"ordered": True, "by handle": False}

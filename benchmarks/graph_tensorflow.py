@@ -38,8 +38,8 @@ from rich.table import Table
 import common
 import shoal
 from shoal.cli import doctor
-from shoal.cli.main import progress
 from shoal.graph.tensorflow import InGraphBatchEnv
+from shoal.observe.progress import progress
 
 TARGET_US = 15.0
 Runs = dict[str, list[float]]

@@ -26,8 +26,8 @@ from gymnasium import spaces
 import common
 from shoal import Pool
 from shoal.cli import doctor
-from shoal.cli.main import progress
 from shoal.graph.torch import TorchEnv
+from shoal.observe.progress import progress
 
 UNROLLED = 20
 

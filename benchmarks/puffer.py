@@ -27,9 +27,9 @@ import envs
 from puffer_runners import TEAM, PufferLib, ShoalPool, ShoalPuffer
 from shoal.cli import bench, contenders
 from shoal.cli.contenders import Contender, Role
-from shoal.cli.main import progress
 from shoal.cli.report import thousands
 from shoal.cli.work import Work, probe
+from shoal.observe.progress import progress
 from shoal.support.usage import UsageError
 
 # name -> env, how many of it, how many times as fast as PufferLib Shoal wants to be

@@ -30,8 +30,8 @@ from tf_agents.trajectories import time_step as ts
 
 import common
 from shoal.cli import doctor
-from shoal.cli.main import progress
 from shoal.dialects.tf_agents import BatchedPyEnvironment, ParallelPyEnvironment, quicken, slow_down
+from shoal.observe.progress import progress
 
 
 class Cheap(py_environment.PyEnvironment):

@@ -28,7 +28,7 @@ from rich.table import Table
 
 import common
 from shoal.cli import doctor
-from shoal.cli.main import progress
+from shoal.observe.progress import progress
 
 WORKERS = 2
 PPO_STEPS = 200_000

@@ -16,10 +16,10 @@ from rich.table import Table
 
 import common
 from shoal.cli import doctor, peers
+from shoal.cli.contender_process import ContenderLost, ContenderProcess
 from shoal.cli.contenders import Contender, Role, ShoalVector
-from shoal.cli.host import ContenderLost, ContenderProcess
-from shoal.cli.main import progress
 from shoal.cli.work import Work, probe
+from shoal.observe.progress import progress
 
 PATIENCE = 180.0
 

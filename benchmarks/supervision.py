@@ -103,7 +103,7 @@ def main() -> None:
     """Run what the command line asks for."""
     import common
     from shoal.cli import doctor
-    from shoal.cli.main import progress
+    from shoal.observe.progress import progress
 
     parser = common.parser(str(__doc__).partition("\n")[0], 0.1, 20)
     parser.add_argument(

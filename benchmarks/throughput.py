@@ -6,8 +6,9 @@ python benchmarks/throughput.py --quick --only CartPole -n 64
 from __future__ import annotations
 
 import common
+from runners import LoopsInStep
 from shoal.cli import contenders, peers
-from shoal.cli.contenders import Contender, LoopsInStep, Role
+from shoal.cli.contenders import Contender, Role
 
 
 def main() -> None:

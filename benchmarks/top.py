@@ -133,7 +133,7 @@ def main() -> None:
     """Run what the command line asks for."""
     import common
     from shoal.cli import doctor
-    from shoal.cli.main import progress
+    from shoal.observe.progress import progress
     from supervision import interval
 
     parser = common.parser(str(__doc__).partition("\n")[0], 2.0, 40)

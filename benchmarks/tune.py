@@ -18,12 +18,13 @@ from rich.console import Console
 
 import common
 import shoal
+from runners import LoopsInStep, ShoalPlanned
 from shoal.cli import bench, contenders
 from shoal.cli.bench import RateSummary, Result, Settings
-from shoal.cli.contenders import Contender, LoopsInStep, PlainLoop, Role, ShoalPlanned
-from shoal.cli.main import progress
+from shoal.cli.contenders import Contender, PlainLoop, Role
 from shoal.cli.report import fraction
 from shoal.cli.work import Work, env_fn, probe
+from shoal.observe.progress import progress
 from shoal.planning.plan import MOST_PROCESSES, MOST_THREADS, Plan
 from shoal.tuning.result import TuneResult
 

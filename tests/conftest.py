@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import threading
@@ -16,6 +17,22 @@ import shoal
 from envs import CountEnv
 from shoal.backends import launch
 
+# What cannot even be imported in each environment. TensorFlow and TF-Agents pin much, and gymnax wants an older
+# Gymnasium than the other tests: `make test-tf` runs these files, in an environment of its own. JAX is not for
+# Python 3.10.
+NEEDS = {
+    "dialects/test_tf_agents.py": ["tf_agents"],
+    "envs/test_quick_time_steps.py": ["tf_agents"],
+    "examples/test_tensorflow.py": ["tf_agents"],
+    "graph/test_tensorflow.py": ["tensorflow"],
+    "graph/test_torch.py": ["torch"],
+    "graph/test_torch_cuda.py": ["torch"],
+    "graph/jax/test_bind.py": ["jax"],
+    "graph/jax/test_pool_envs.py": ["jax"],
+    "graph/jax/test_functional.py": ["jax", "gymnax", "flax"],
+}
+collect_ignore = [name for name, modules in NEEDS.items() if not all(map(importlib.util.find_spec, modules))]
+
 BACKENDS = ("serial", "threads", "processes", "hybrid")
 
 # A runner in the background ignores Ctrl-C, and what it starts would inherit that; these tests send it.
@@ -23,6 +40,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A worker imports the module that its env's class is from. Where that is a test, most of it would be these two.
 launch.PRELOAD += ["pytest", "hypothesis.strategies"]
+
+# A worker whose env is of TF-Agents imports it, for seconds: the forkserver of the tests has it already. That of a
+# script has not, and its workers import it as those of users do.
+if importlib.util.find_spec("tf_agents"):
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # before TensorFlow is imported: TF-Agents is written for Keras 2
+    launch.PRELOAD.append("tf_agents.environments")
 
 
 @pytest.fixture(params=BACKENDS)

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.batch import Rollout
+from shoal.envs.autoreset import RULES
 from shoal.errors import BadCall
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 
-__all__ = ["ANSWERS", "Rollout", "roll_out"]
+__all__ = ["roll_out"]
 
 Array = npt.NDArray[Any]
 ANSWERS = ("reward", "terminated", "truncated", "episode_return", "episode_length")
@@ -31,7 +32,7 @@ class _Record:
         self._out = out
         self.obs = self._arrays("obs", self.obs_leaves, steps + 1)
         self.actions = self._arrays("actions", self.action_leaves, steps)
-        with_finals = pool.autoreset == "same_step"
+        with_finals = RULES[pool.autoreset].resets_at_once
         self.finals = self._arrays("final_obs", self.obs_leaves, steps) if with_finals else None
         if out is not None and not with_finals and getattr(out, "final_obs", None) is not None:
             raise self._other_out()
@@ -83,6 +84,11 @@ class _Record:
                 for array, leaf in zip(self.finals, self.obs_leaves, strict=True):
                     array[t, lane] = get_path(final, leaf.path)
 
+    def last_answers(self) -> dict[str, Array]:
+        """What all lanes have answered last, by the names that the slab has for it."""
+        found = {name: getattr(self, name)[-1] for name in (*ANSWERS, "began")}
+        return found | {f"obs.{i}": array[-1] for i, array in enumerate(self.obs)}
+
     def finish(self) -> Rollout:
         if self._out is not None:
             return self._out
@@ -97,7 +103,7 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
     """See Pool.rollout."""
     from shoal.compiled.policy import is_policy, streams
 
-    if pool.autoreset == "disabled":
+    if RULES[pool.autoreset].user_resets:
         raise BadCall(
             'rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"'
         )
@@ -113,7 +119,7 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
     record.began[0] = first.began
     if random or is_policy(policy):
         rngs = streams(secrets.randbits(62) if seed is None else int(seed), pool.num_envs)
-        if pool.roll_compiled(record, policy, given, rngs):
+        if pool.roll_at_once(record, policy, given, rngs):
             return record.finish()
     for t in range(steps):
         if random:

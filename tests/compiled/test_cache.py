@@ -185,3 +185,17 @@ def test_an_env_that_allocates_needs_numba_and_gets_it(fresh_cache: Path) -> Non
         said.append((done.stdout.rpartition("]")[0], done.stderr != ""))
     assert said[0][0] == said[1][0] == said[2][0] != ""
     assert [spoke for _, spoke in said] == [False, True, False]
+
+
+def test_each_function_that_uses_a_module_brings_its_own_names() -> None:
+    from shoal.compiled.fingerprint import fingerprint
+
+    module: Any = types.ModuleType("numbers_of_mine")
+    names: dict[str, Any] = {"module": module}
+    exec("def first(): return module.a\ndef second(): return module.b", names)
+    functions = {name: names[name] for name in ("first", "second")}
+    module.a, module.b = 1.0, 2.0
+    before = fingerprint("", functions, {}, False)
+    assert fingerprint("", functions, {}, False) == before
+    module.b = 3.0
+    assert fingerprint("", functions, {}, False) != before

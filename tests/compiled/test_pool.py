@@ -14,7 +14,7 @@ import pytest
 import shoal
 from compiled.envs import CartPole, Nested, Sized, Tag
 from shoal import compiled
-from shoal.compiled import numba_cpu
+from shoal.compiled import kernels
 from shoal.support.optional_dependencies import install
 
 pytest.importorskip("numba", reason="compiled envs need numba")
@@ -22,7 +22,7 @@ pytest.importorskip("numba", reason="compiled envs need numba")
 
 @pytest.fixture
 def no_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numba_cpu, "available", lambda: False)
+    monkeypatch.setattr(kernels, "available", lambda: False)
 
 
 def test_auto_takes_it_for_what_it_is() -> None:

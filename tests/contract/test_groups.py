@@ -544,7 +544,7 @@ def test_an_interrupt_between_answers_and_their_notes_loses_nothing(monkeypatch:
             monkeypatch.undo()
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(stepper, "_flush", interrupt)
+        monkeypatch.setattr(stepper, "flush", interrupt)
         with pytest.raises(KeyboardInterrupt):
             pool.step(np.zeros(6, int))
         batch = pool.recv(timeout=10)

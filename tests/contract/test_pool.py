@@ -19,7 +19,7 @@ from contract.lockstep import assert_same
 from contract.plain_loop import Row, plain_loop
 from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv, fingerprint
 from shoal import Pool
-from shoal.worker.single import Stepper
+from shoal.worker.single import SingleStepper
 
 AUTORESETS = ("next_step", "same_step", "disabled")
 PARALLEL = ("threads", "processes", "hybrid")  # where the caller can wait while an env is at work
@@ -548,9 +548,9 @@ def test_a_call_that_timed_out_is_not_taken_for_the_next(backend: str, gate: Pat
 @pytest.fixture
 def hesitant_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that pause after they have looked for messages and before they look for requests."""
-    original = Stepper.__init__
+    original = SingleStepper.__init__
 
-    def init(self: Stepper, *args: Any, **kwargs: Any) -> None:
+    def init(self: SingleStepper, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         run = self.run
 
@@ -560,7 +560,7 @@ def hesitant_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
         self.run = pause_and_run
 
-    monkeypatch.setattr(Stepper, "__init__", init)
+    monkeypatch.setattr(SingleStepper, "__init__", init)
 
 
 @pytest.mark.usefixtures("hesitant_workers")

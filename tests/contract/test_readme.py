@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from distributed.mpiexec import ROOT_MAY, launcher
+from remote.mpi.mpiexec import ROOT_MAY, launcher
 
 ROOT = Path(__file__).parents[2]
 DOCS = ("wrappers.md", "graph.md", "compiled.md", "distributed.md")
 TEXTS = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
 BLOCK = re.compile(r"```python ?(\w*)\n(.*?)```", re.DOTALL)  # (module, example)
 ALL = [found for text in TEXTS for found in BLOCK.findall(text.read_text())]
-TENSORFLOW = ("tensorflow", "tf_agents")  # in tests/tf
+TENSORFLOW = ("tensorflow", "tf_agents")  # in tests/examples/test_tensorflow.py
 EXAMPLES = [one for module, one in ALL if not module or (module not in TENSORFLOW and find_spec(module))]
 
 

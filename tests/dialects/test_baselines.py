@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 import shoal
 from envs import CountEnv, SpaceEnv
+from envs.test_old_gym import OldEnv
 from shoal.dialects import baselines
-from unit.test_old_gym import OldEnv
 
 VEC_ENVS = [
     (baselines.DummyVecEnv, {}),

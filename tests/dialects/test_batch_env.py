@@ -24,9 +24,9 @@ from gymnasium import spaces
 
 import shoal
 from envs import SPACES, CountEnv, EvenSpace, FailEnv, GateEnv, ReusedBufferEnv, ReusedInfoEnv, SpaceEnv
+from envs.test_old_gym import OldEnv
 from faults.kit import DEEDS, WRONGS, BoxActionEnv, ClosingEnv, DeedEnv, OtherSpaceEnv, WrongEnv, alive, in_thread
 from shoal.dialects.batch_env import Async, BatchEnv, ExternalProcess, Promise
-from unit.test_old_gym import OldEnv
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,8 +1,4 @@
-"""Which of these tests can run here, and how: most of their time goes into compiling.
-
-Those of functional envs take gymnax and Gymnasium's own functional envs as peers, which the environment of `make
-test-tf` has: gymnax wants an older Gymnasium than the other tests. JAX is not for Python 3.10.
-"""
+"""How these tests are run: most of their time goes into compiling."""
 
 from __future__ import annotations
 
@@ -13,17 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-NEEDS = {
-    "test_torch.py": ["torch"],
-    "test_torch_cuda.py": ["torch"],
-    "test_jax_bind.py": ["jax"],
-    "test_jax_pool.py": ["jax"],
-    "test_jax_functional.py": ["jax", "gymnax", "flax"],
-}
-collect_ignore = [
-    name for name, modules in NEEDS.items() if any(importlib.util.find_spec(module) is None for module in modules)
-]
 
 
 def xla_flags() -> str:

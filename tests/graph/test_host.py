@@ -47,7 +47,7 @@ def test_wrappers_are_refused_rather_than_stepped_past() -> None:
     inner = shoal.make(CountEnv, 2, backend="serial")
     passing_on = type("PassingOn", (), {"__getattr__": lambda self, name: getattr(inner, name)})()
     assert passing_on.pool is inner.pool
-    with pytest.raises(shoal.errors.BadEnv, match=r"expected a shoal\.Pool"):
+    with pytest.raises(shoal.errors.BadEnv, match="has wrappers"):
         GraphHost(passing_on)
     inner.close()
     for nothing in (None, 3, CountEnv(), "CartPole-v1"):

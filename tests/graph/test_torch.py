@@ -20,8 +20,7 @@ from shoal import Pool
 
 torch = pytest.importorskip("torch", reason="shoal.graph.torch needs PyTorch")
 
-from shoal.graph import torch as graph  # noqa: E402
-from shoal.graph.torch import TorchEnv  # noqa: E402
+from shoal.graph.torch import TorchEnv, carriers, operators  # noqa: E402
 from shoal.support.optional_dependencies import install  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)  # compilers are slow on a busy machine
@@ -503,7 +502,7 @@ def test_an_env_that_is_gone_is_missed_by_its_graph_and_by_nobody_else() -> None
 
 
 def graph_numbers() -> set[int]:
-    return set(graph._bridges)
+    return set(operators._bridges)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------
@@ -676,7 +675,7 @@ class PretendCuda:
 
 def test_pinned_buffers_take_turns_and_are_waited_for_before_they_are_filled_again() -> None:
     cuda = PretendCuda()
-    pinned = graph.Pinned(torch.device("cpu"), 3, cuda)
+    pinned = carriers.Pinned(torch.device("cpu"), 3, cuda)
     arrays = [np.arange(6, dtype=np.float32).reshape(3, 2), np.array([True, False, True])]
     tensors = [pinned.tensors([array + n if array.dtype != bool else array for array in arrays]) for n in range(5)]
     one, two = [("wait", 1), ("record", 1, "the stream")], [("wait", 2), ("record", 2, "the stream")]
@@ -690,7 +689,7 @@ def test_pinned_buffers_take_turns_and_are_waited_for_before_they_are_filled_aga
 
 def test_pinned_buffers_serve_fewer_rows_and_numbers_alone() -> None:
     cuda = PretendCuda()
-    pinned = graph.Pinned(torch.device("cpu"), 7, cuda)
+    pinned = carriers.Pinned(torch.device("cpu"), 7, cuda)
     for rows in (7, 2, 5, 1, 7, 3):
         array = np.arange(4 * rows, dtype=np.int64).reshape(rows, 4)
         assert_same(pinned.tensors([array])[0], array)
@@ -700,13 +699,13 @@ def test_pinned_buffers_serve_fewer_rows_and_numbers_alone() -> None:
 
 def test_actions_from_a_device_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = PretendCuda()
-    pinned = graph.Pinned(torch.device("cpu"), 2, cuda)
+    pinned = carriers.Pinned(torch.device("cpu"), 2, cuda)
     actions = [torch.tensor([1, 2]), torch.tensor([[0.5], [1.5]], requires_grad=True)]
     assert_same(
         tuple(torch.from_numpy(a) for a in pinned.arrays(actions)), (np.array([1, 2]), np.float32([[0.5], [1.5]]))
     )
     assert cuda.log == []  # they were here already
-    monkeypatch.setattr(graph, "_is_here", lambda tensor: False)
+    monkeypatch.setattr(carriers, "_is_on_host", lambda tensor: False)
     for _ in range(2):
         found = pinned.arrays(actions)
         assert_same(tuple(map(torch.from_numpy, found)), (np.array([1, 2]), np.float32([[0.5], [1.5]])))
@@ -717,8 +716,8 @@ def test_actions_from_a_device_are_waited_for_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_pinned_buffers_made_under_inference_mode_are_of_use_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "_is_here", lambda tensor: False)
-    pinned = graph.Pinned(torch.device("cpu"), 2, PretendCuda())
+    monkeypatch.setattr(carriers, "_is_on_host", lambda tensor: False)
+    pinned = carriers.Pinned(torch.device("cpu"), 2, PretendCuda())
     array, action = np.array([1.0, 2.0]), torch.tensor([1, 2])
     with torch.inference_mode():
         for _ in range(2):
@@ -730,7 +729,7 @@ def test_pinned_buffers_made_under_inference_mode_are_of_use_outside(monkeypatch
 
 def test_an_env_through_pinned_buffers_plays_as_ever() -> None:
     with counting(3) as env:
-        env._bridge._carrier = graph.Pinned(torch.device("cpu"), 3, PretendCuda())
+        env._bridge._carrier = carriers.Pinned(torch.device("cpu"), 3, PretendCuda())
         kept = [env.reset(seed=1)]
         graph_of_two = compiled(lambda a: (env.step(a).obs, env.step(a).obs))
         for _ in range(3):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
@@ -12,16 +13,26 @@ from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 
-__all__ = ["Worker", "split"]
+__all__ = ["BlockSpec", "Worker", "split"]
 
 _tickets = itertools.count(1)
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `count` lanes into contiguous blocks whose sizes differ by at most one: (start, stop) for each."""
+    """Cut `count` lanes into contiguous blocks of nearly equal size: (start, stop) for each."""
     size, rest = divmod(count, parts)
     starts = [i * size + min(i, rest) for i in range(parts + 1)]
     return list(itertools.pairwise(starts))
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """A run of neighbouring envs that one worker has: their numbers `start` up to `stop`, and what builds them."""
+
+    index: int  # of the worker
+    start: int
+    stop: int
+    env_fns: Sequence[Any]
 
 
 class Worker(ABC):
@@ -31,12 +42,15 @@ class Worker(ABC):
     """
 
     isolated = False  # whether the envs live in another process
+    recyclable = False  # whether it can be replaced when its memory has grown too much
     torn = False  # whether an interrupt has cut a message to or from it in two
-    condemned = ""  # why we have ended it ourselves
+    condemned = ""  # why the caller has ended it
     node = ""  # the machine that it is on; "" for this one
+    memory: int | None = None  # resident bytes when last looked at
+    memory_at_start: int | None = None
 
-    def __init__(self, index: int, start: int, stop: int):
-        self.index, self.start, self.stop = index, start, stop
+    def __init__(self, block: BlockSpec):
+        self.index, self.start, self.stop = block.index, block.start, block.stop
         self._notes: dict[int, Note] = {}
         self._replies: dict[int, Reply] = {}
 
@@ -96,11 +110,22 @@ class Worker(ABC):
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
         """Ask it to close its envs and leave; force it at the deadline. Errors of envs' close, by env id."""
 
+    def use_ringer(self, ring: Callable[[int], None]) -> None:  # noqa: B027
+        """How the pool rings this worker when it has commands without a request."""
+
+    def look_at_memory(self) -> None:  # noqa: B027
+        """Note how much memory it takes now."""
+
+    @property
+    def growth(self) -> int:
+        """By how many bytes its memory has grown since its start."""
+        return (self.memory or 0) - (self.memory_at_start or 0)
+
     def abandon(self) -> None:  # noqa: B027
         """Let go without waiting: in a forked child, where the worker is not ours."""
 
     def stack(self) -> str:
-        """What it is doing, as Python writes its stack; "" where that cannot be known."""
+        """What it is doing, as Python prints its stack; "" where that cannot be known."""
         return ""
 
     def cut(self) -> ShoalError:
@@ -117,8 +142,8 @@ class Worker(ABC):
         """What became of it, in words."""
         raise NotImplementedError
 
-    def bury(self) -> None:
-        """After its death: see that it writes nothing any more, take in what it still had to say, give all back."""
+    def reap(self) -> None:
+        """After its death: see that it writes nothing any more, take in its last messages, give everything back."""
         raise NotImplementedError
 
     # ---- commands ----------------------------------------------------------------------------------------------
@@ -136,7 +161,7 @@ class Worker(ABC):
         return self._replies.pop(ticket).values
 
     def take_note(self, lane: int, sequence: int, deadline: Deadline) -> Note:
-        """The note of a lane's answer. A note of an older answer that nobody took is dropped."""
+        """The note of a lane's answer. A note of an older answer that was not taken is dropped."""
         while True:
             note = self._notes.get(lane)
             if note is not None and note.sequence == sequence:
@@ -153,7 +178,7 @@ class Worker(ABC):
         return note is not None and note.sequence == sequence and note.error is None
 
     def inherit(self, other: Worker) -> None:
-        """Take over what another worker of this block had said, and nobody has taken yet."""
+        """Take over the notes of another worker of this block that were not taken yet."""
         self._notes = other._notes
 
     def _file(self, message: Any) -> None:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
-from shoal.backends.base import Worker
-from shoal.envs.functions import EnvFn
+from shoal.backends.backend import Backend, SilentBell
+from shoal.backends.base import BlockSpec, Worker
 from shoal.envs.group import is_group
 from shoal.errors import NothingPending
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.grouped import make_stepper
-from shoal.worker.single import BuildError, build_envs, close_envs
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs
+from shoal.worker.make import make_stepper
 
-__all__ = ["InlineWorker", "SilentBell"]
-
-
-class SilentBell:
-    """A bell for somebody who never sleeps."""
-
-    def ring(self) -> None:
-        """Nobody to wake."""
-
-    def sleep(self, timeout: float | None) -> None:
-        """Never waits."""
+__all__ = ["InlineWorker", "SerialBackend"]
 
 
 class InlineWorker(Worker):
@@ -36,10 +26,10 @@ class InlineWorker(Worker):
         interrupts: whether an interrupt is Ctrl-C, and the caller's; otherwise an env has raised it.
     """
 
-    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn], interrupts: bool = True):
-        super().__init__(index, start, stop)
+    def __init__(self, block: BlockSpec, interrupts: bool = True):
+        super().__init__(block)
         self._interrupts = interrupts
-        self._env_fns = env_fns
+        self._env_fns = block.env_fns
         self._envs: list[Any] = []
         self._stepper: Any = None
         self._outbox: deque[Any] = deque()
@@ -60,12 +50,12 @@ class InlineWorker(Worker):
 
     @property
     def stepper(self) -> Any:
-        """Who steps the envs; None before it is attached and after it was closed."""
+        """What steps the envs; None before it is attached and after it was closed."""
         return self._stepper
 
     @property
     def kernel(self) -> Any:
-        """Who steps all lanes in one call of the core, if anybody does."""
+        """What steps all lanes in one call of the core; None where they are stepped one by one."""
         return getattr(self._stepper, "kernel", None)
 
     def launch(self) -> None:
@@ -79,10 +69,9 @@ class InlineWorker(Worker):
         return summary
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
-        self._stepper = make_stepper(
-            slab, self.index, self.start, self._envs, self._env_fns, config, self._outbox.append, lambda: None,
-            pool_bell, self.bell, same_process=True, interrupts=self._interrupts,
-        )  # fmt: skip
+        block = EnvBlock(slab, self.index, self.start, self._envs, self._env_fns, config)
+        post, no_mail, interrupts = self._outbox.append, lambda: None, self._interrupts
+        self._stepper = make_stepper(block, WorkerChannel(post, no_mail, pool_bell, self.bell, True, interrupts))
         self.run = self._stepper.run  # type: ignore[method-assign]
 
     def attached(self, deadline: Deadline) -> None:
@@ -108,3 +97,18 @@ class InlineWorker(Worker):
         self._stepper = None
         self.run = lambda: 0  # type: ignore[method-assign]
         return errors
+
+
+class SerialBackend(Backend):
+    """All envs are stepped by the caller, one after the other."""
+
+    name = "serial"
+    one_worker = True
+    limits_steps = False
+
+    @classmethod
+    def default_workers(cls, count: int, cores: int) -> int:
+        return 1
+
+    def new_worker(self, block: BlockSpec) -> Worker:
+        return InlineWorker(block, self.setup.interrupts)

@@ -1,4 +1,4 @@
-"""How a worker process's messages are pickled, so that one value which refuses costs its env, and nobody else.
+"""How messages of a worker process are pickled, so that a value which cannot be pickled costs only its own env.
 
 Most messages hold nothing but Python's and numpy's own types: one pickle, and done. Where another class turns up, it
 may refuse to be pickled, or pickle well and refuse to be loaded by the caller; there every value travels sealed on its
@@ -44,7 +44,7 @@ class _Sealed(NamedTuple):
 
 
 class _Careful(NamedTuple):
-    """A message whose values are sealed."""
+    """A message with sealed values."""
 
     message: Any
 

@@ -1,4 +1,4 @@
-"""Worker processes, and the supervisor that learns of their deaths."""
+"""A worker process as the caller sees it: its channel, its death, its memory and its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import itertools
 import os
 import select
 import signal
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from shoal import native
-from shoal.backends.base import Worker
+from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.launch import start_process
 from shoal.backends.mail import unpack
 from shoal.backends.worker_main import DING, STACK_SIGNAL, Assignment, ConnectionBell, SharedFile, main
@@ -31,51 +30,43 @@ from shoal.support import processes
 from shoal.support.deadline import Deadline
 from shoal.worker.measurement import Measurement
 
-__all__ = ["PipesBell", "ProcessWorker", "Supervisor"]
+__all__ = ["ProcessWorker"]
 
 GRACE = 1.0  # seconds from a request to leave until SIGTERM, and from that until SIGKILL
-LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
 STACK_LINES = 24  # of a Python stack that goes into a message
 
 
 class ProcessWorker(Worker):
     """One process that builds and steps a block of envs."""
 
-    isolated = True
+    isolated = recyclable = True
 
     def __init__(
-        self,
-        index: int,
-        start: int,
-        stop: int,
-        env_fns: Sequence[bytes],
-        registry: bytes | None,
-        start_method: str,
-        environ: Mapping[str, str] | None = None,
+        self, block: BlockSpec, registry: bytes | None, start_method: str, environ: Mapping[str, str] | None = None
     ):
-        super().__init__(index, start, stop)
+        super().__init__(block)
         self._mark = uuid.uuid4().hex
         # A worker of an MPI rank is no rank itself.
         variables = {**without_launcher(os.environ), **(environ or {})}
-        assignment = Assignment(index, start, list(env_fns), variables, registry, native.KIND, self._mark)
+        assignment = Assignment(
+            block.index, block.start, list(block.env_fns), variables, registry, native.KIND, self._mark
+        )
         self._assignment = dumps(assignment)
         self._start_method = start_method
         self._process: process.BaseProcess | None = None
         self._pid: int | None = None
-        self._self: processes.Process | None = None  # who it is, whoever may get its pid later
+        self._self: processes.Process | None = None  # tells it from a later process of the same pid
         self._pidfd = -1
-        self._kin: list[processes.Process] = []  # its descendants when we ended it
-        self._diary, self._diary_seen = anonymous_file("shoal-diary"), 0
+        self._descendants: list[processes.Process] = []  # its descendants when we ended it
+        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), 0
         try:
             self._connection, self._child_end = Pipe(duplex=True)
         except OSError:
-            os.close(self._diary)
+            os.close(self._crash_log)
             raise
         self._mail: Any = None
         self._stats: Any = None
         self._death: WorkerDied | None = None
-        self.memory: int | None = None  # resident bytes when last looked at
-        self.memory_at_start: int | None = None
         self._ring: Callable[[int], None] = lambda index: None
         self._state = "starting"
         self._oom_kills = processes.oom_kills()
@@ -114,7 +105,7 @@ class ProcessWorker(Worker):
         to_close = [*inherited, self._connection.fileno()] if self._start_method == "fork" else []
         self._process = start_process(
             self._start_method, f"shoal-{self.index}", main, self._child_end, self._assignment, to_close,
-            SharedFile(self._diary),
+            SharedFile(self._crash_log),
         )  # fmt: skip
         self._child_end.close()
         self._assignment = b""
@@ -126,7 +117,7 @@ class ProcessWorker(Worker):
 
     @property
     def family(self) -> tuple[str, processes.Process] | None:
-        """By what its descendants are known: their mark, and who their head was."""
+        """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
     def built(self, deadline: Deadline) -> BlockSummary:
@@ -160,13 +151,12 @@ class ProcessWorker(Worker):
         self.look_at_memory()  # what it starts with
 
     def use_ringer(self, ring: Callable[[int], None]) -> None:
-        """How the pool rings this worker when it has commands without a request."""
         self._ring = ring
 
     def send(self, *message: Any) -> None:
         data = cloudpickle.dumps(message)
         with self._untorn():
-            # Told before it is sent: a message that is larger than the channel goes only while somebody reads.
+            # Told before it is sent: a message that is larger than the channel goes only while the worker reads.
             self._mail[0] += 1
             self._wake()
             self._connection.send_bytes(data)
@@ -190,7 +180,7 @@ class ProcessWorker(Worker):
         self.torn = False
 
     def cut(self) -> WorkerDied:
-        """Why nobody can talk to it any more."""
+        """The error for a channel that can no longer be used."""
         message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
         return WorkerDied(message, self.index, self.pid, None, self.env_ids)
 
@@ -231,7 +221,6 @@ class ProcessWorker(Worker):
         return abs(lane) - 1 if lane else None
 
     def look_at_memory(self) -> None:
-        """Note how much it takes now."""
         pid = self.pid
         found = None if pid is None else processes.resident(pid)
         if found is not None:
@@ -241,7 +230,9 @@ class ProcessWorker(Worker):
     def condemn(self, why: str) -> None:
         self.condemned = why
         if self._pid is not None:
-            self._kin = processes.family(self._pid)  # what it has forked and let go is not found once it is gone
+            self._descendants = processes.family(
+                self._pid
+            )  # what it has forked and let go is not found once it is gone
         self._kill()
 
     def _kill(self) -> None:
@@ -254,10 +245,10 @@ class ProcessWorker(Worker):
 
     def death(self) -> WorkerDied:
         if self._death is None:
-            self._death = self._tell_of_death()
+            self._death = self._describe_death()
         return copy.copy(self._death)  # each has a traceback of its own
 
-    def _tell_of_death(self) -> WorkerDied:
+    def _describe_death(self) -> WorkerDied:
         assert self._process is not None
         self._process.join(GRACE)
         code = self._process.exitcode
@@ -275,7 +266,7 @@ class ProcessWorker(Worker):
             message += f"; it was running env {self.at_work}"
         if self.memory:
             message += f"; its memory was {self.memory / 2**20:.0f} MiB when last seen"
-        dump = self._read_diary(self._diary_seen)
+        dump = self._read_crash_log(self._crash_log_seen)
         if dump:
             message += f"\n\n{_shorten(dump)}"
         return WorkerDied(
@@ -287,23 +278,23 @@ class ProcessWorker(Worker):
         pid = self.pid
         if STACK_SIGNAL is None or pid is None or self.state != "running":
             return ""
-        before = os.fstat(self._diary).st_size
+        before = os.fstat(self._crash_log).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, STACK_SIGNAL)
         seen = before
         for _ in range(50):
             time.sleep(0.02)
-            size = os.fstat(self._diary).st_size
+            size = os.fstat(self._crash_log).st_size
             if size == seen > before:
-                self._diary_seen = size
-                return _shorten(self._read_diary(before))
+                self._crash_log_seen = size
+                return _shorten(self._read_crash_log(before))
             seen = size
         return ""
 
-    def _read_diary(self, start: int) -> str:
-        return os.pread(self._diary, 1 << 16, start).decode(errors="replace").strip()
+    def _read_crash_log(self, start: int) -> str:
+        return os.pread(self._crash_log, 1 << 16, start).decode(errors="replace").strip()
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """After its death: end what it has started, take in what it still had to say, give up all descriptors."""
         self.death()
         self._kill()  # it may only have lost its channel, or its forkserver
@@ -317,7 +308,7 @@ class ProcessWorker(Worker):
         self._release()
 
     def _end_family(self) -> None:
-        processes.kill(self._kin)
+        processes.kill(self._descendants)
         if self.family is not None:
             processes.end_families(dict([self.family]))
 
@@ -327,7 +318,7 @@ class ProcessWorker(Worker):
                 self._process.close()
         self._child_end.close()
         self._connection.close()
-        self._diary, self._pidfd = _closed(self._diary), _closed(self._pidfd)
+        self._crash_log, self._pidfd = closed_descriptor(self._crash_log), closed_descriptor(self._pidfd)
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
         if self._state in ("closed", "restarting"):
@@ -337,10 +328,10 @@ class ProcessWorker(Worker):
         errors: list[tuple[int, Any]] = []
         try:
             if self._process is not None:
-                words = self._last_words(deadline)
+                words = self._close_errors(deadline)
                 errors = words or []
                 self._force_out(deadline)
-                processes.kill(self._kin)
+                processes.kill(self._descendants)
         finally:
             self._release()
         return errors
@@ -363,7 +354,7 @@ class ProcessWorker(Worker):
         poller.register(self._connection.fileno(), select.POLLOUT)
         return any(event & select.POLLOUT for _, event in poller.poll(0))
 
-    def _last_words(self, deadline: Deadline) -> list[tuple[int, Any]] | None:
+    def _close_errors(self, deadline: Deadline) -> list[tuple[int, Any]] | None:
         """What its envs raised in close. None from a worker that is dead or stuck."""
         with contextlib.suppress(Exception):
             while True:
@@ -379,7 +370,7 @@ class ProcessWorker(Worker):
         left = deadline.left
         self._process.join(GRACE if left is None else min(left, GRACE))
         if self._process.exitcode is None and self._pid is not None:
-            self._kin = processes.family(self._pid)
+            self._descendants = processes.family(self._pid)
         for end in (self._process.terminate, self._kill):
             if self._process.exitcode is not None:
                 return
@@ -392,7 +383,8 @@ class ProcessWorker(Worker):
         self._connection.close()
 
 
-def _closed(fd: int) -> int:
+def closed_descriptor(fd: int) -> int:
+    """Close a descriptor, if it is one; returns what stands for none."""
     if fd >= 0:
         os.close(fd)
     return -1
@@ -422,89 +414,3 @@ def _shorten(dump: str) -> str:
     lines = dump[start:].split("\n\n")[0].splitlines()
     own = itertools.takewhile(lambda line: "shoal/backends/" not in line, lines)
     return fatal + "\n".join(itertools.islice(own, STACK_LINES))
-
-
-class PipesBell:
-    """The twin's bell of the pool: sleeps on all the workers' channels at once."""
-
-    def __init__(self, workers: Sequence[ProcessWorker]):
-        self._workers = workers
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
-
-    def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full, which is as good; or closed, by another thread
-            os.write(self._writer, b"!")
-
-    def sleep(self, timeout: float | None) -> None:
-        channels = [worker.connection for worker in self._workers]
-        for ready in connection.wait([*channels, self._reader], timeout):
-            if ready == self._reader:
-                os.read(self._reader, 4096)
-        for worker in self._workers:
-            worker.drain()
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        self._reader, self._writer = _closed(self._reader), _closed(self._writer)
-
-
-class Supervisor:
-    """A thread that sleeps on the workers' sentinels and cries out when one ends; notes their memory meanwhile."""
-
-    def __init__(self, workers: Sequence[ProcessWorker], wake_pool: Callable[[], None]):
-        self._watched = {worker.sentinel: worker for worker in workers}
-        self._wake_pool = wake_pool
-        self._lock = threading.Lock()
-        self._reader, self._writer = os.pipe()
-        self._leaving = False
-        self._dead: list[ProcessWorker] = []
-        self._thread = threading.Thread(target=self._watch, name="shoal-supervisor", daemon=True)
-        self._thread.start()
-
-    def watch(self, worker: ProcessWorker) -> None:
-        """Watch over one more."""
-        with self._lock:
-            self._watched[worker.sentinel] = worker
-        os.write(self._writer, b"!")
-
-    def forget(self, worker: ProcessWorker) -> None:
-        """Do not watch over it any more: it is about to leave, or was heard of already."""
-        with self._lock:
-            self._watched = {key: other for key, other in self._watched.items() if other is not worker}
-            self._dead = [other for other in self._dead if other is not worker]
-        os.write(self._writer, b"!")
-
-    def dead(self) -> list[ProcessWorker]:
-        """Those that ended without being asked to, until they are forgotten."""
-        with self._lock:
-            return list(self._dead)
-
-    def _watch(self) -> None:
-        look = time.monotonic()
-        while not self._leaving:
-            with self._lock:
-                watched = dict(self._watched)
-            ended = connection.wait([*watched, self._reader], LOOK_AT_MEMORY)
-            if self._reader in ended:
-                os.read(self._reader, 4096)
-            with self._lock:
-                # A descriptor may have gone to another worker while we slept: compare before believing it.
-                gone = [watched[fd] for fd in watched if fd in ended and self._watched.get(fd) is watched[fd]]
-                self._watched = {fd: worker for fd, worker in self._watched.items() if worker not in gone}
-                self._dead += gone
-                left = list(self._watched.values())
-            if gone:
-                self._wake_pool()
-            if time.monotonic() >= look:
-                look = time.monotonic() + LOOK_AT_MEMORY
-                for worker in left:
-                    worker.look_at_memory()
-
-    def close(self) -> None:
-        """Stop watching; called before the workers are asked to leave."""
-        self._leaving = True
-        os.write(self._writer, b"!")
-        self._thread.join()
-        os.close(self._reader)
-        os.close(self._writer)

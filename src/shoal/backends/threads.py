@@ -6,22 +6,23 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.backends.base import Worker
-from shoal.envs.functions import EnvFn
+from shoal.backends.backend import Backend
+from shoal.backends.base import BlockSpec, Worker
 from shoal.errors import PoolClosed
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.grouped import make_stepper
-from shoal.worker.single import BuildError, build_envs, close_envs
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs, refuse_shared
+from shoal.worker.make import make_stepper
 
-__all__ = ["EventBell", "ThreadWorker"]
+__all__ = ["EventBell", "ThreadBackend", "ThreadWorker"]
 
-
+MOST_THREADS = 256  # by default
 _OVER = object()
 
 
@@ -42,9 +43,9 @@ class EventBell:
 class ThreadWorker(Worker):
     """One thread that builds and steps a block of envs."""
 
-    def __init__(self, index: int, start: int, stop: int, env_fns: Sequence[EnvFn]):
-        super().__init__(index, start, stop)
-        self._env_fns = env_fns
+    def __init__(self, block: BlockSpec):
+        super().__init__(block)
+        self._env_fns = block.env_fns
         self._bell = EventBell()
         self._commands: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -54,7 +55,7 @@ class ThreadWorker(Worker):
         self._leaving = False
         self._stepper: Any
         # Daemon: an env that never returns must not keep the interpreter from leaving.
-        self._thread = threading.Thread(target=self._main, name=f"shoal-{index}", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=f"shoal-{self.index}", daemon=True)
 
     @property
     def state(self) -> str:
@@ -83,8 +84,7 @@ class ThreadWorker(Worker):
             raise answer
         self._state = "running"
 
-    def use_ringer(self, ring: Any) -> None:
-        """How the pool rings this worker when it has commands without a request."""
+    def use_ringer(self, ring: Callable[[int], None]) -> None:
         self._ring = ring
 
     def send(self, *message: Any) -> None:
@@ -142,10 +142,9 @@ class ThreadWorker(Worker):
             return
         slab, config, pool_bell = attachment
         try:
-            self._stepper = make_stepper(
-                slab, self.index, self.start, envs, self._env_fns, config, self._outbox.put, self._read_mail, pool_bell,
-                self._bell, same_process=True,
-            )  # fmt: skip
+            block = EnvBlock(slab, self.index, self.start, envs, self._env_fns, config)
+            channel = WorkerChannel(self._outbox.put, self._read_mail, pool_bell, self._bell, same_process=True)
+            self._stepper = make_stepper(block, channel)
         except BaseException as error:
             close_envs(envs, self.start)
             self._outbox.put(error)
@@ -164,3 +163,29 @@ class ThreadWorker(Worker):
                 self._leaving = True
             else:
                 self._stepper.handle(message)
+
+
+class ThreadBackend(Backend):
+    """Each block of envs has a thread of the caller's process."""
+
+    name = "threads"
+
+    @classmethod
+    def default_workers(cls, count: int, cores: int) -> int:
+        return min(count, MOST_THREADS)
+
+    @classmethod
+    def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
+        return 0, 0  # a thread that spins holds the GIL, which the others need
+
+    def new_worker(self, block: BlockSpec) -> Worker:
+        return ThreadWorker(block)
+
+    def check(self, summaries: Sequence[BlockSummary], first: int) -> None:
+        seen: dict[int, int] = {}
+        identities = [identity for summary in summaries for identity in summary.identities]
+        for env_id, identity in enumerate(identities, first):
+            refuse_shared(seen, identity, env_id)
+
+    def make_bell(self) -> EventBell:
+        return EventBell()

@@ -26,9 +26,10 @@ from shoal.memory.packed_errors import dumps, pack_error
 from shoal.memory.slab import Layout, Slab
 from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
-from shoal.worker.grouped import make_stepper
+from shoal.worker.base import EnvBlock, WorkerChannel
+from shoal.worker.building import BuildError, build_envs, close_envs
+from shoal.worker.make import make_stepper
 from shoal.worker.measurement import time_steps
-from shoal.worker.single import BuildError, build_envs, close_envs
 
 __all__ = ["Assignment", "dumps_summary", "main"]
 
@@ -122,22 +123,22 @@ def _open_shared(handle: Any) -> SharedFile:
     return SharedFile(handle.detach())
 
 
-def main(connection: Connection, assignment: bytes, inherited: list[int], diary: SharedFile) -> None:
+def main(connection: Connection, assignment: bytes, inherited: list[int], crash_log: SharedFile) -> None:
     """The process's life.
 
     Args:
         inherited: descriptors of the caller's that a fork brought along.
-        diary: where the Python stack goes when the process crashes, or is asked for it.
+        crash_log: where the Python stack goes when the process crashes, or is asked for it.
     """
     for fd in inherited:
         os.close(fd)
-    faulthandler.enable(file=diary.fd)
+    faulthandler.enable(file=crash_log.fd)
     if STACK_SIGNAL is not None:
-        faulthandler.register(STACK_SIGNAL, file=diary.fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's, who closes us
+        faulthandler.register(STACK_SIGNAL, file=crash_log.fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which then closes this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
-    # When the caller is gone, or has closed us, there is nobody to tell.
+    # An error in the channel means that the caller is gone, or has closed it: there is nothing left to say.
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
             _work(connection, cloudpickle.loads(assignment))
@@ -191,10 +192,8 @@ def _work(connection: Connection, assignment: Assignment) -> None:
     channel = _Channel(connection, outbox, slab, assignment.index)
     bell = ConnectionBell(connection, outbox.send)
     try:
-        stepper = make_stepper(
-            slab, assignment.index, first_lane, envs, env_fns, stepper_config, channel.post, channel.read_mail,
-            bell, bell,
-        )  # fmt: skip
+        block = EnvBlock(slab, assignment.index, first_lane, envs, env_fns, stepper_config)
+        stepper = make_stepper(block, WorkerChannel(channel.post, channel.read_mail, bell, bell))
     except Exception as error:
         close_envs(envs, first_lane)
         connection.send_bytes(dumps((first_lane, pack_error(error, "its start"))))

@@ -1,11 +1,10 @@
-"""The measuring: interleaved rounds of contenders, and what their figures say. Prints nothing.
+"""Measures contenders in interleaved rounds, and computes rates and ratios.
 
-In every round every contender runs for the same time, in an order that changes from round to
-round, with a run of the limit just before and just after it. A ratio is taken against these two, so
-that a machine that slows down for a while slows down both sides of it; two contenders are compared
-by their ratios. The median of the rounds is reported with the quartiles: many short rounds say
-more than a few long ones. A run from which the hypervisor took more than a little CPU is run again,
-whatever its figure: on a shared machine that theft is most of the noise.
+In every round every contender runs for the same time, in an order that changes from round to round, with a run of the
+limit just before and just after it. A ratio is taken against these two runs: a machine that slows down for a while
+slows down both sides of it. Two contenders are compared by their ratios. The median of the rounds is reported with the
+quartiles, because many short rounds say more than a few long ones. A run from which the hypervisor took more than a
+little CPU time is repeated, whatever its figure: on a shared machine this causes most of the noise.
 """
 
 from __future__ import annotations
@@ -17,25 +16,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from shoal.cli.contender_process import ContenderLost, ContenderProcess, run_together
 from shoal.cli.contenders import Contender, Opened, Role
-from shoal.cli.host import ContenderLost, ContenderProcess, run_together
 from shoal.cli.work import Work
 from shoal.support.processes import stolen_seconds
+from shoal.tuning.result import quartiles
 
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long, how often, and how patient."""
+    """How long and how often each contender runs, and how long to wait for its answers."""
 
     seconds: float = 1.0
     rounds: int = 5
     start_patience: float = 180.0
-    patience: float = 60.0  # for a run, beyond the time it was given
+    patience: float = 60.0  # for a run, in addition to its length
     seed: int = 0
-    theft: float = 0.05  # of a core; a run that lost more to other machines is repeated,
-    tries: int = 4  # so often at most, and the least disturbed try counts
+    theft: float = 0.05  # cores; a run from which other machines took more is repeated,
+    tries: int = 4  # at most so often, and the least disturbed try counts
 
     @property
     def warm(self) -> float:
@@ -44,34 +44,34 @@ class Settings:
 
 
 class RateSummary(NamedTuple):
-    """The middle of several rounds and how far they spread."""
+    """The median of several rounds and their spread."""
 
     median: float
     low: float  # the lower quartile
-    high: float  # the upper one
+    high: float  # the upper quartile
     lowest: float
     highest: float
 
 
 def summary(values: Sequence[float]) -> RateSummary | None:
-    """Return the median and the spread of what was measured; None if nothing was."""
+    """Return median and spread of the values; None if there are none."""
     if not values:
         return None
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    low, median, high = quartiles(values)
     return RateSummary(median, low, high, min(values), max(values))
 
 
 @dataclass
 class Row:
-    """All that is known of one contender in one cell of the matrix."""
+    """The figures of one contender for one env and one number of envs."""
 
     contender: Contender
     status: str = "ok"  # or "skipped", "failed"
     note: str = ""
     rates: list[float | None] = field(default_factory=list)  # steps/s, one per round
-    limits: list[float | None] = field(default_factory=list)  # the limit's, around each of them
+    limits: list[float | None] = field(default_factory=list)  # steps/s of the limit around each of them
     starts: list[Opened] = field(default_factory=list)
-    thefts: list[float] = field(default_factory=list)  # cores lost to other machines, one per round
+    thefts: list[float] = field(default_factory=list)  # cores that other machines took, one per round
 
     @property
     def name(self) -> str:
@@ -85,12 +85,12 @@ class Row:
 
     @property
     def startup(self) -> float | None:
-        """Seconds for constructor and first reset."""
+        """Median seconds for constructor and first reset."""
         return statistics.median(one.seconds for one in self.starts) if self.starts else None
 
     @property
     def ratios(self) -> list[float | None]:
-        """The rates as fractions of the limit, or as they are where no limit was measured."""
+        """The rates as fractions of the limit; the rates themselves if no limit was measured."""
         if not any(self.limits):
             return self.rates
         pairs = zip(self.rates, self.limits, strict=True)
@@ -104,7 +104,7 @@ class Row:
 
 @dataclass
 class Result:
-    """One cell of the matrix: everybody's rows for one env and one number of envs."""
+    """The rows of all contenders for one env and one number of envs."""
 
     work: Work
     settings: Settings
@@ -112,7 +112,7 @@ class Result:
 
     @property
     def limit(self) -> Row | None:
-        """The row that ratios are taken against."""
+        """The row of the limit, if there is one."""
         found = [row for row in self.rows if row.contender.role is Role.LIMIT]
         return found[0] if found else None
 
@@ -125,7 +125,7 @@ class Result:
         return summary([ratio for ratio in row.ratios if ratio]) if self.limit else None
 
     def best(self, wanted: Callable[[Contender], bool]) -> Row | None:
-        """Return the fastest row among the contenders that are wanted."""
+        """Return the fastest row of the contenders that are wanted."""
         found = [row for row in self.rows if wanted(row.contender) and row.rate]
         return max(found, key=lambda row: row.rate.median if row.rate else 0.0, default=None)
 
@@ -172,45 +172,45 @@ class Result:
         }
 
 
-class _Seat:
-    """A contender at its place: its hosts while they live, and the row that it fills."""
+class _Entry:
+    """One contender in a measurement: its processes while they run, and its row."""
 
     def __init__(self, contender: Contender, work: Work, settings: Settings) -> None:
         self.row = Row(contender)
         self._work, self._settings = work, settings
-        self._hosts: list[ContenderProcess] = []
+        self._copies: list[ContenderProcess] = []
         if reason := contender.unfit(work):
-            self._out(ContenderLost("skipped", reason))
+            self._drop(ContenderLost("skipped", reason))
 
     @property
-    def playing(self) -> bool:
+    def active(self) -> bool:
         return self.row.status == "ok"
 
     def open(self) -> None:
-        """Start the contender, unless it is out."""
-        if not self.playing:
+        """Start the contender, unless it was dropped."""
+        if not self.active:
             return
         contender = self.row.contender
         try:
             for _ in range(contender.copies):
-                host = ContenderProcess()
-                self._hosts.append(host)
-                opened = host.open(contender, self._work, self._settings.start_patience)
+                copy = ContenderProcess()
+                self._copies.append(copy)
+                opened = copy.open(contender, self._work, self._settings.start_patience)
                 self.row.starts.append(opened)
                 self.row.note = opened.note
         except ContenderLost as lost:
-            self._out(lost)
+            self._drop(lost)
 
     def run(self) -> float | None:
-        """Add one round's rate to the row and return it; None when there is none to be had."""
+        """Run one round, add its rate to the row and return it; None if the contender was dropped."""
         rate = None
-        if self.playing and not self._hosts:
+        if self.active and not self._copies:
             self.open()
-        if self.playing:
+        if self.active:
             try:
                 rate = self._least_disturbed()
             except ContenderLost as lost:
-                self._out(lost)
+                self._drop(lost)
         self.row.rates.append(rate)
         if self.row.contender.runner.spins_when_idle:
             self.end()
@@ -222,18 +222,18 @@ class _Seat:
         tries: list[tuple[float, float]] = []
         while len(tries) < settings.tries and (not tries or tries[-1][0] > settings.theft):
             before, began = stolen_seconds(), time.perf_counter()
-            rate = run_together(self._hosts, settings.warm, settings.seconds, patience)
+            rate = run_together(self._copies, settings.warm, settings.seconds, patience)
             tries.append(((stolen_seconds() - before) / (time.perf_counter() - began), rate))
         theft, rate = min(tries)
         self.row.thefts.append(theft)
         return rate
 
     def end(self, gently: bool = True) -> None:
-        hosts, self._hosts = self._hosts, []
-        for host in hosts:
-            host.end(gently)
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            copy.end(gently)
 
-    def _out(self, lost: ContenderLost) -> None:
+    def _drop(self, lost: ContenderLost) -> None:
         self.row.status, self.row.note = lost.word, str(lost)
         self.end(gently=False)
 
@@ -244,39 +244,39 @@ def measure(
     settings: Settings | None = None,
     notify: Notify = lambda text: None,
 ) -> Result:
-    """Run all contenders on this work; `notify` hears one line before each of `ticks` moves."""
+    """Run all contenders on this work; call `notify` with one line before each of `ticks` moves."""
     settings = settings or Settings()
     order = random.Random(settings.seed)
-    seats = [_Seat(contender, work, settings) for contender in contenders]
+    entries = [_Entry(contender, work, settings) for contender in contenders]
     try:
-        for seat in seats:
-            notify(f"{work.num_envs} x {work.env}: start {seat.row.name}")
-            if not seat.row.contender.runner.spins_when_idle:
-                seat.open()
-        limit = next((seat for seat in seats if seat.row.contender.role is Role.LIMIT), None)
-        others = [seat for seat in seats if seat is not limit]
+        for entry in entries:
+            notify(f"{work.num_envs} x {work.env}: start {entry.row.name}")
+            if not entry.row.contender.runner.spins_when_idle:
+                entry.open()
+        limit = next((entry for entry in entries if entry.row.contender.role is Role.LIMIT), None)
+        others = [entry for entry in entries if entry is not limit]
         for number in range(settings.rounds):
             around = [limit.run()] if limit else []
-            played = order.sample(others, len(others))
-            for seat in played:
-                notify(f"{work.num_envs} x {work.env}: round {number + 1}, {seat.row.name}")
-                seat.run()
+            shuffled = order.sample(others, len(others))
+            for entry in shuffled:
+                notify(f"{work.num_envs} x {work.env}: round {number + 1}, {entry.row.name}")
+                entry.run()
                 around += [limit.run()] if limit else []
-            for seat, before, after in zip(played, around, around[1:], strict=False):
-                seat.row.limits.append((before + after) / 2 if before and after else None)
+            for entry, before, after in zip(shuffled, around, around[1:], strict=False):
+                entry.row.limits.append((before + after) / 2 if before and after else None)
         if limit:
             limit.row.limits = limit.row.rates
     except BaseException:
-        # Interrupted: nobody is asked politely, or a second Ctrl-C would be needed.
-        for seat in seats:
-            seat.end(gently=False)
+        # After an interrupt, processes are killed at once. Otherwise the user would need a second Ctrl-C.
+        for entry in entries:
+            entry.end(gently=False)
         raise
-    for seat in seats:
-        seat.end()
-    return Result(work, settings, [seat.row for seat in seats])
+    for entry in entries:
+        entry.end()
+    return Result(work, settings, [entry.row for entry in entries])
 
 
 def ticks(contenders: Sequence[Contender], settings: Settings) -> int:
-    """Return how often `measure` will notify."""
+    """Return how often `measure` calls `notify`."""
     rounds = len(contenders) - any(one.role is Role.LIMIT for one in contenders)
     return len(contenders) + rounds * settings.rounds

@@ -1,18 +1,16 @@
-"""`shoal plan`: how many nodes, actors and batches an env needs, predicted by `shoal.scaling`."""
+"""`shoal estimate`: says how fast an env will run on many machines, and how to run it, by `shoal.scaling`."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
-from shoal.cli import work
+from shoal.cli import report, work
+from shoal.observe.words import plural
 from shoal.scaling import Advice, Cluster, StepTime, advise
 from shoal.scaling.advice import figure
 from shoal.scaling.measured import MEASURED_ON
@@ -22,12 +20,12 @@ from shoal.worker.measurement import time_steps
 
 SCHEMA = 1
 BITS = 8
-ACTION_BYTES = 8.0  # of a Discrete
+ACTION_BYTES = 8.0  # of a Discrete action
 
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What a step of an env takes, in time and in bytes; and how that is known, in words."""
+    """What a step of an env takes, in time and in bytes, and where these numbers come from."""
 
     step: StepTime
     obs_bytes: float
@@ -39,7 +37,7 @@ class EnvFacts:
 def facts(
     env: str | None, env_ms: float | None, spread: float | None, obs_bytes: float | None, action_bytes: float | None
 ) -> EnvFacts:
-    """Those of a user, or of an env that is measured, where a user says nothing else."""
+    """Return the numbers that the user gave; the rest is measured with the env, if there is one."""
     if env is None:
         found = EnvFacts(StepTime((env_ms or 0.0) / 1e3, spread or 0.0), obs_bytes or 0.0, ACTION_BYTES, "as given")
     else:
@@ -50,9 +48,9 @@ def facts(
 
 
 def measure(name: str) -> EnvFacts:
-    """Build the env here, step it for a moment, and look at its spaces."""
+    """Build the env here, step it for a moment, and read the sizes of its spaces."""
     make = work.env_fn(name)
-    work.probe(name)  # says in one sentence what is wrong with it
+    work.probe(name)  # raises UsageError if the env cannot be built and reset
     env = make()
     try:
         measured = time_steps(env)
@@ -78,8 +76,8 @@ def _bytes(space: Any, name: str) -> float:
     return float(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves))
 
 
-def plan(facts: EnvFacts, **cluster: Any) -> Advice:
-    """Find the best way to run such an env; what makes no sense is refused in one sentence."""
+def estimate(facts: EnvFacts, **cluster: Any) -> Advice:
+    """Find the best way to run such an env on a cluster. Raises UsageError for numbers that make no sense."""
     try:
         return advise(Cluster(facts.step, obs_bytes=facts.obs_bytes, action_bytes=facts.action_bytes, **cluster))
     except ValueError as error:
@@ -89,44 +87,40 @@ def plan(facts: EnvFacts, **cluster: Any) -> Advice:
 def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
     """Print what was assumed, what is predicted, what to use, and what to change first."""
     setup, now = advice.setup, advice.prediction
-    console.print(Text(_assumed(advice, facts), style="dim"), soft_wrap=True)
-    console.print()
-    console.print(Text(f"{figure(now.rate)} steps/s, limited by the {advice.limit}", style="bold"))
-    console.print()
-    table = Table(box=SIMPLE_HEAD)
-    for head in ("part", "busy", "allows at most", "gain, if twice as good"):
-        table.add_column(head, justify="left" if head == "part" else "right")
+    grid = report.table(("part", "busy", "allows at most", "gain, if twice as good"))
     for part, most in advice.most.items():
         gain = advice.gains[part]
-        table.add_row(
+        grid.add_row(
             part, f"{now.busy[part]:.0%}" if part in now.busy else "",
             "" if math.isinf(most) else f"{figure(most)} steps/s", f"{gain - 1:.0%}" if gain > 1.01 else "",
             style="cyan" if part == advice.limit else "",
         )  # fmt: skip
-    console.print(table)
-    console.print(Text(how(advice)), soft_wrap=True)
-    console.print(Text(call(advice, facts), style="cyan"), soft_wrap=True)
-    console.print()
-    console.print(Text(about_nodes(advice)), soft_wrap=True)
-    console.print(Text(f"First: {advice.first}", style="bold"), soft_wrap=True)
+    lines: list[RenderableType] = [
+        Text(_assumed(advice, facts), style="dim"), "",
+        Text(f"{figure(now.rate)} steps/s, limited by the {advice.limit}", style="bold"), "", grid,
+        Text(how(advice)), Text(call(advice, facts), style="cyan"), "",
+        Text(about_nodes(advice)), Text(f"First: {advice.first}", style="bold"),
+    ]  # fmt: skip
     if setup.envs != advice.cluster.envs:
-        console.print(Text(f"({setup.envs:,} envs, so that all actors have equally many.)", style="dim"))
+        lines.append(Text(f"({setup.envs:,} envs, so that all actors have equally many.)", style="dim"))
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def how(advice: Advice) -> str:
-    """What to use, in a sentence."""
+    """Say in a sentence what to use."""
     setup = advice.setup
-    each = f"{_many(setup.envs_per_actor, 'env')} and {_many(setup.workers_per_actor, 'worker')}"
+    each = f"{plural(setup.envs_per_actor, 'env')} and {plural(setup.workers_per_actor, 'worker')}"
     where = f"{setup.actors_per_node} on each of {advice.nodes:,} nodes" if advice.nodes > 1 else "on one node"
     flight = math.ceil(setup.in_flight)
     return (
-        f"Use {_many(setup.actors, 'actor')} ({where}) with {each}{' each' * (setup.actors > 1)}, batch_size "
+        f"Use {plural(setup.actors, 'actor')} ({where}) with {each}{' each' * (setup.actors > 1)}, batch_size "
         f"{setup.batch_size:,}: {flight:,} batch" + "es" * (flight > 1) + " in flight."
     )
 
 
 def about_nodes(advice: Advice) -> str:
-    """What more nodes would bring, in a sentence."""
+    """Say in a sentence what more nodes would bring."""
     used, given = advice.nodes, advice.cluster.nodes
     if used == given:
         most = advice.most_nodes
@@ -138,29 +132,18 @@ def about_nodes(advice: Advice) -> str:
     return f"{used:,} of the {given:,} nodes {'is' if used == 1 else 'are'} enough: all of them would make {bring}."
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count > 1)}"
-
-
 def call(advice: Advice, facts: EnvFacts) -> str:
-    """The Python that makes such a pool."""
+    """Return the Python code that makes such a pool."""
     setup = advice.setup
-    lines = ["import shoal"]
-    module, colon, attribute = (facts.name or "").partition(":")
+    imports, env = work.as_python(facts.name or "")
+    given = []
     if facts.name is None:
-        env, lines = (
-            "env",
-            [*lines, "", 'env = "CartPole-v1"  # yours: a Gymnasium id, or a function that makes an env'],
-        )
-    elif colon and attribute.isidentifier():
-        env, lines = attribute, [f"from {module} import {attribute}", *lines, ""]
-    else:
-        env, lines = f'"{facts.name}"', [*lines, ""]
+        given, env = ['env = "CartPole-v1"  # yours: a Gymnasium id, or a function that makes an env'], "env"
     size = "" if setup.full else f", batch_size={setup.batch_size}"
     local = '"serial"' if setup.workers_per_actor == 1 else '"processes"'
     options = f'{{"num_cpus": {setup.workers_per_actor}, "local_backend": {local}, "placement": "SPREAD"}}'
     made = f'{setup.envs}{size}, backend="ray", num_workers={setup.actors}, backend_options={options}'
-    return "\n".join([*lines, f"pool = shoal.Pool({env}, {made})"])
+    return "\n".join([*imports, "import shoal", "", *given, f"pool = shoal.Pool({env}, {made})"])
 
 
 def _assumed(advice: Advice, facts: EnvFacts) -> str:
@@ -169,7 +152,7 @@ def _assumed(advice: Advice, facts: EnvFacts) -> str:
     return (
         f"{facts.source}: {figure(1e3 * step.mean)} ms a step with a spread of {step.spread:.0%}, "
         f"{facts.obs_bytes:,.0f} bytes of observation and {facts.action_bytes:,.0f} of action; "
-        f"{_many(cluster.envs, 'env')} on {_many(cluster.nodes, 'node')} of {_many(cluster.cores, 'core')}, "
+        f"{plural(cluster.envs, 'env')} on {plural(cluster.nodes, 'node')} of {plural(cluster.cores, 'core')}, "
         f"round trips of {figure(1e3 * cluster.latency)} ms{link}; "
         f"{figure(1e3 * cluster.policy)} ms of policy a batch" + (
             f" and {1e6 * cluster.policy_lane:g} us an env" if cluster.policy_lane else ""
@@ -177,12 +160,12 @@ def _assumed(advice: Advice, facts: EnvFacts) -> str:
     )  # fmt: skip
 
 
-def as_json(advice: Advice, facts: EnvFacts) -> str:
-    """Everything, with null for what has no limit."""
+def as_dict(advice: Advice, facts: EnvFacts) -> dict[str, Any]:
+    """Return everything as plain values."""
     setup, now = advice.setup, advice.prediction
     step = {"mean_s": facts.step.mean, "spread": facts.step.spread}
     cluster = {name: value for name, value in asdict(advice.cluster).items() if name not in ("step", "costs")}
-    document = {
+    return {
         "schema": SCHEMA,
         "env": {"source": facts.source, **step, "obs_bytes": facts.obs_bytes, "action_bytes": facts.action_bytes},
         "cluster": cluster,
@@ -205,10 +188,3 @@ def as_json(advice: Advice, facts: EnvFacts) -> str:
         "first": advice.first,
         "call": call(advice, facts),
     }  # fmt: skip
-    return json.dumps(_finite(document), indent=2) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    return None if isinstance(value, float) and math.isinf(value) else value

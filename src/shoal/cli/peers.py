@@ -1,9 +1,9 @@
-"""The libraries Shoal is measured against: one small adapter each, imported only when it runs."""
+"""The libraries that Shoal is measured against: one small adapter each, which imports its library when it runs."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,48 +13,43 @@ from shoal.support import processes
 from shoal.support.usage import Skip
 
 
-class _Gymnasium(VectorRunner):
-    kind: str
+class _Peer(VectorRunner):
+    """A vector env `kind` of the module `library`, made from a list of functions that each make an env."""
 
-    def __init__(self, work: Work) -> None:
+    library: ClassVar[str]
+    kind: ClassVar[str]
+
+    def __init__(self, work: Work, **options: Any) -> None:
         super().__init__(work)
-        vector = importlib.import_module("gymnasium.vector")
-        self.envs = getattr(vector, self.kind)([work.env_fn()] * work.num_envs)
+        self.envs = self.make(importlib.import_module(self.library), **options)
         self.step = self.envs.step
 
-    def reset(self) -> None:
-        self.envs.reset(seed=self.work.seed)
-
-    def close(self) -> None:
-        self.envs.close()
+    def make(self, library: Any, **options: Any) -> Any:
+        """Make the vector env."""
+        return getattr(library, self.kind)([self.work.env_fn()] * self.work.num_envs, **options)
 
 
-class GymnasiumSync(_Gymnasium):
+class GymnasiumSync(_Peer):
     """Gymnasium's loop over envs in the caller's process."""
 
-    kind = "SyncVectorEnv"
+    library, kind = "gymnasium.vector", "SyncVectorEnv"
 
 
-class GymnasiumAsync(_Gymnasium):
+class GymnasiumAsync(GymnasiumSync):
     """Gymnasium's process for each env, with pipes and shared observations."""
 
-    kind = "AsyncVectorEnv"
-    process_per_env = True
+    kind, process_per_env = "AsyncVectorEnv", True
 
 
-class _StableBaselines(VectorRunner):
+class SB3Dummy(_Peer):
+    """Stable-Baselines3's loop in the caller's process."""
+
     requires = "stable_baselines3"
-    kind: str
+    library, kind = "stable_baselines3.common.vec_env", "DummyVecEnv"
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        library = importlib.import_module("stable_baselines3.common.vec_env")
-        options = self._options()
-        self.envs = getattr(library, self.kind)([work.env_fn()] * work.num_envs, **options)
         self.step = self._step
-
-    def _options(self) -> dict[str, Any]:
-        return {}
 
     def reset(self) -> None:
         self.envs.seed(self.work.seed)
@@ -64,42 +59,32 @@ class _StableBaselines(VectorRunner):
         _, _, dones, _ = self.envs.step(actions)
         self.extra_resets += int(np.count_nonzero(dones))
 
-    def close(self) -> None:
-        self.envs.close()
 
-
-class SB3Dummy(_StableBaselines):
-    """Stable-Baselines3's loop in the caller's process."""
-
-    kind = "DummyVecEnv"
-
-
-class SB3Subproc(_StableBaselines):
+class SB3Subproc(SB3Dummy):
     """Stable-Baselines3's process for each env."""
 
-    kind = "SubprocVecEnv"
-    process_per_env = True
+    kind, process_per_env = "SubprocVecEnv", True
     worker_bytes = 300 << 20  # each worker imports torch again, unless it was forked
     forks = False
 
-    def _options(self) -> dict[str, Any]:
+    def make(self, library: Any, **options: Any) -> Any:
+        """Fork the workers if the default start method needs too much memory."""
         available = processes.available_memory()
-        need = self.work.num_envs * self.worker_bytes
-        self.forks = available is not None and need > available // 2
-        return {"start_method": "fork"} if self.forks else {}
+        self.forks = available is not None and self.work.num_envs * self.worker_bytes > available // 2
+        return super().make(library, **({"start_method": "fork"} if self.forks else {}))
 
     def note(self) -> str:
         return "forked: its default start method needs too much memory here" if self.forks else ""
 
 
-class _Tianshou(VectorRunner):
+class TianshouDummy(_Peer):
+    """tianshou's loop in the caller's process."""
+
     requires = "tianshou"
-    kind: str
+    library, kind = "tianshou.env", "DummyVectorEnv"
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        library = importlib.import_module("tianshou.env")
-        self.envs = getattr(library, self.kind)([work.env_fn()] * work.num_envs)
         self.step = self._step
 
     def reset(self) -> None:
@@ -107,118 +92,77 @@ class _Tianshou(VectorRunner):
         self.envs.reset()
 
     def _step(self, actions: Any) -> None:
-        # tianshou leaves resets to its collector, which does what is done here.
+        # tianshou's collector resets the envs. It does what is done here.
         _, _, terminated, truncated, _ = self.envs.step(actions)
         over = np.flatnonzero(terminated | truncated)
         if over.size:
             self.envs.reset(over)
             self.extra_resets += int(over.size)
 
-    def close(self) -> None:
-        self.envs.close()
 
-
-class TianshouDummy(_Tianshou):
-    """tianshou's loop in the caller's process."""
-
-    kind = "DummyVectorEnv"
-
-
-class TianshouSubproc(_Tianshou):
+class TianshouSubproc(TianshouDummy):
     """tianshou's process for each env."""
 
-    kind = "SubprocVectorEnv"
-    process_per_env = True
+    kind, process_per_env = "SubprocVectorEnv", True
 
 
-class TianshouShmem(_Tianshou):
-    """The same with observations in shared memory."""
+class TianshouShmem(TianshouDummy):
+    """tianshou's process for each env, with observations in shared memory."""
 
-    kind = "ShmemVectorEnv"
-    process_per_env = True
-
-
-class _Puffer(VectorRunner):
-    requires = "pufferlib"
-    kind: str
-
-    def __init__(self, work: Work, **options: Any) -> None:
-        super().__init__(work)
-        workers = options.get("num_workers", 1)
-        if work.num_envs % workers:
-            raise Skip(f"{work.num_envs} envs cannot be divided among {workers} workers")
-        vector = importlib.import_module("pufferlib.vector")
-        emulation = importlib.import_module("pufferlib.emulation")
-        self.envs = vector.make(
-            emulation.GymnasiumPufferEnv,
-            env_kwargs={"env_creator": work.env_fn()},
-            backend=getattr(vector, self.kind),
-            num_envs=work.num_envs,
-            **options,
-        )
-        self.step = self.envs.step
-
-    def reset(self) -> None:
-        self.envs.reset(seed=self.work.seed)
-
-    def close(self) -> None:
-        self.envs.close()
+    kind, process_per_env = "ShmemVectorEnv", True
 
 
-class PufferSerial(_Puffer):
+class PufferSerial(_Peer):
     """PufferLib's loop in the caller's process."""
 
-    kind = "Serial"
+    requires = "pufferlib"
+    library, kind = "pufferlib.vector", "Serial"
+
+    def make(self, library: Any, **options: Any) -> Any:
+        """Make the vector env, if the envs can be divided among the workers."""
+        work, workers = self.work, options.get("num_workers", 1)
+        if work.num_envs % workers:
+            raise Skip(f"{work.num_envs} envs cannot be divided among {workers} workers")
+        emulated = importlib.import_module("pufferlib.emulation").GymnasiumPufferEnv
+        backend, creator = getattr(library, self.kind), {"env_creator": work.env_fn()}
+        return library.make(emulated, env_kwargs=creator, backend=backend, num_envs=work.num_envs, **options)
 
 
-class PufferMultiprocessing(_Puffer):
-    """PufferLib's workers, which wait for work by looking at a flag without pause."""
+class PufferMultiprocessing(PufferSerial):
+    """PufferLib's workers, which wait for work by reading a flag without pause."""
 
-    kind = "Multiprocessing"
-    spins_when_idle = True
+    kind, spins_when_idle = "Multiprocessing", True
 
 
-class EnvPool(VectorRunner):
-    """EnvPool's own C++ envs; only where it has one of the same name."""
+class EnvPoolRunner(_Peer):
+    """EnvPool's own C++ envs, if it has one of the same name."""
 
-    requires = "envpool"
+    requires = library = "envpool"
     python = False
 
-    def __init__(self, work: Work, num_threads: int) -> None:
-        super().__init__(work)
-        library = importlib.import_module("envpool")
+    def make(self, library: Any, **options: Any) -> Any:
+        """Make the envs and give the actions the type that they take."""
+        work = self.work
         if work.env not in library.list_all_envs():
             raise Skip(f"has no {work.env} of its own")
-        self.envs = library.make(
-            work.env,
-            env_type="gymnasium",
-            num_envs=work.num_envs,
-            num_threads=num_threads,
-            seed=work.seed,
-        )
-        dtype = self.envs.action_space.dtype
+        envs = library.make(work.env, env_type="gymnasium", num_envs=work.num_envs, seed=work.seed, **options)
+        dtype = envs.action_space.dtype
         if dtype is not None and np.issubdtype(dtype, np.integer):
-            dtype = np.int32  # its C++ side takes no other integers, whatever the space says
+            dtype = np.int32  # the C++ side takes no other integers, though the space may say so
         self.actions = [np.asarray(row, dtype=dtype) for row in self.actions]
-        self.step = self.envs.step
+        return envs
 
     def reset(self) -> None:
         self.envs.reset()
 
-    def close(self) -> None:
-        self.envs.close()
-
 
 def gymnasiums() -> list[Contender]:
-    """Return Gymnasium's own two, which are always there."""
-    return [
-        Contender("Gymnasium Sync", GymnasiumSync),
-        Contender("Gymnasium Async", GymnasiumAsync),
-    ]
+    """Return Gymnasium's own two vector envs, which are always installed."""
+    return [Contender("Gymnasium Sync", GymnasiumSync), Contender("Gymnasium Async", GymnasiumAsync)]
 
 
 def others(cores: int) -> list[Contender]:
-    """Return every peer that Shoal knows of; those not installed become rows that say so."""
+    """Return every peer that Shoal knows; those that are not installed become rows that say so."""
     found = [
         Contender("SB3 DummyVecEnv", SB3Dummy),
         Contender("SB3 SubprocVecEnv", SB3Subproc),
@@ -228,8 +172,8 @@ def others(cores: int) -> list[Contender]:
         Contender("PufferLib Serial", PufferSerial),
     ]
     for workers in sorted({1, cores}):
-        # It refuses more workers than physical cores unless told that this is meant.
+        # PufferLib refuses more workers than physical cores without `overwork`.
         options = {"num_workers": workers, "overwork": True}
         found.append(Contender(f"PufferLib mp x{workers}", PufferMultiprocessing, options))
-    found.append(Contender("EnvPool (C++)", EnvPool, {"num_threads": cores}))
+    found.append(Contender("EnvPool (C++)", EnvPoolRunner, {"num_threads": cores}))
     return found

@@ -1,17 +1,16 @@
-"""Where the time goes: runs a pool with random actions, and shows its stats, a plot and a flame graph."""
+"""`shoal profile`: runs a pool with random actions, and shows its stats, a plot and a flame graph."""
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import shutil
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,12 @@ from shoal.errors import ShoalError
 from shoal.observe.stats import EDGES, LABELS, PoolStats
 from shoal.support.optional_dependencies import install
 from shoal.support.usage import UsageError
+from shoal.tuning.driver import PoolDriver
 
 SCHEMA = 1
-WARM_UP = 0.3  # seconds, in which caches fill and waiters learn whether to spin
+WARM_UP = 0.3  # seconds in which caches fill and the pool learns whether to spin
 TICK = 0.25  # seconds between two moves of the progress bar
-SLACK = 30.0  # seconds that py-spy may take longer than it was asked to
+SLACK = 30.0  # seconds that py-spy may take in addition
 COLOURS = {
     "envs": "#0072b2", "resets": "#56b4e9", "stragglers": "#d55e00", "waking": "#e69f00", "copying": "#cc79a7",
     "pool": "#009e73", "caller": "#999999",
@@ -37,8 +37,8 @@ class Run:
     """What to run.
 
     Attributes:
-        policy_ms: how long the caller waits after each batch, as for a policy on a device.
-        flame: where to save a flame graph; None for none.
+        policy_ms: the time that the caller waits after each batch, as for a policy on a GPU.
+        flame: the file for a flame graph; None for none.
     """
 
     env: str
@@ -51,19 +51,24 @@ class Run:
     flame: Path | None = None
 
     @property
+    def parts(self) -> int:
+        """The number of parts of the run; the progress bar moves before each."""
+        return max(1, round(self.seconds / TICK))
+
+    @property
     def ticks(self) -> int:
-        """How often the progress bar moves."""
-        return round(self.seconds / TICK) + (round(self.flame_seconds / TICK) if self.flame else 0) + 1
+        """The number of moves of the progress bar."""
+        return 1 + self.parts + (round(self.flame_seconds / TICK) if self.flame else 0)
 
     @property
     def flame_seconds(self) -> int:
-        """How long py-spy looks on; it knows whole seconds only."""
+        """The time for which py-spy records; it takes whole seconds only."""
         return max(1, round(self.seconds))
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What came of it."""
+    """The result of a run."""
 
     run: Run
     plan: str
@@ -72,85 +77,56 @@ class Profile:
     def __str__(self) -> str:
         return f"{self.run.env}: {self.stats}"
 
-    def as_json(self, machine: dict[str, Any]) -> str:
-        """With the machine that it was measured on."""
-        found = {
+    def as_dict(self, machine: dict[str, Any]) -> dict[str, Any]:
+        """Return all figures, with the machine on which they were measured, as plain values."""
+        return {
             "schema": SCHEMA, "machine": machine, "env": self.run.env, "plan": self.plan,
             "policy_ms": self.run.policy_ms, **self.stats.as_dict(),
         }  # fmt: skip
-        return json.dumps(found, indent=2) + "\n"
 
 
 def check(run: Run) -> work.Work:
-    """Refuse, with a UsageError, what would fail later; what is to be run."""
+    """Build the env once and return what is to be run. Raises UsageError for what would fail later."""
     if run.flame is not None:
         find_spy(run.flame)
-    if run.batch_size and run.batch_size > run.num_envs:
-        raise UsageError(f"a batch of {run.batch_size} is more than {run.num_envs} envs")
     return work.probe(run.env, run.num_envs)
 
 
 def profile(run: Run, probed: work.Work, notify: Callable[[str], None]) -> Profile:
-    """Run the pool; the flame graph is taken afterwards, because whoever is looked at so closely is slower.
+    """Run the pool, and then draw the flame graph if there is to be one, because py-spy slows a process down.
 
     Args:
         probed: what `check` has returned.
-        notify: called every TICK seconds with what is being done.
+        notify: called about every TICK seconds with what is done next.
 
     Raises:
         UsageError: one sentence about what went wrong.
     """
+    pause = functools.partial(time.sleep, run.policy_ms / 1e3) if run.policy_ms else None
     try:
         with Pool(
-            probed.env_fn(), run.num_envs, backend=run.backend, num_workers=run.workers, batch_size=run.batch_size,  # type: ignore[arg-type]
+            probed.env_fn(), run.num_envs, backend=run.backend, num_workers=run.workers, batch_size=run.batch_size,
         ) as pool:  # fmt: skip
-            batches = play(pool, probed.actions(pool.batch_size), run.policy_ms / 1e3)
             notify("warming up")
-            last_for(WARM_UP, batches)
+            driver = PoolDriver(pool, probed.actions(pool.batch_size), pause)
+            driver.run(WARM_UP)
             before = pool.stats()
-            last_for(run.seconds, batches, lambda: notify("measuring"))
+            for _ in range(run.parts):
+                notify("measuring")
+                driver.run(run.seconds / run.parts)
             stats = pool.stats() - before
             if run.flame is not None:
-                take_flame(find_spy(run.flame), run, pool, batches, notify)
+                take_flame(find_spy(run.flame), run, driver, notify)
             return Profile(run, str(pool.plan), stats)
     except ShoalError as error:
         raise UsageError(f"{run.env!r} cannot be run: {report.first_line(str(error))}") from error
-
-
-def play(pool: Pool, actions: list[Any], pause: float) -> Iterator[None]:
-    """Step for ever; each turn is one batch, after which the caller has its pause."""
-    rows = cycle(actions)
-    if pool.batch_size == pool.num_envs:
-        pool.reset(seed=0)
-        while True:
-            pool.step(next(rows))
-            if pause:
-                time.sleep(pause)
-            yield
-    pool.async_reset(seed=0)
-    while True:
-        ids = pool.recv().env_id
-        if pause:
-            time.sleep(pause)
-        pool.send(next(rows), ids)
-        yield
-
-
-def last_for(seconds: float, batches: Iterator[None], tick: Callable[[], None] = lambda: None) -> None:
-    """Take batches for so long."""
-    start = next_tick = time.monotonic()
-    while (now := time.monotonic()) - start < seconds:
-        if now >= next_tick:
-            tick()
-            next_tick += TICK
-        next(batches)
 
 
 # ---- flame graph -----------------------------------------------------------------------------------------------
 
 
 def find_spy(flame: Path) -> str:
-    """The command py-spy. Raises UsageError where it is not installed, or its picture cannot be saved."""
+    """Return the command py-spy. Raises UsageError if it is not installed, or its picture cannot be saved."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
@@ -161,16 +137,16 @@ def find_spy(flame: Path) -> str:
     return found
 
 
-def take_flame(spy: str, run: Run, pool: Pool, batches: Iterator[None], notify: Callable[[str], None]) -> None:
-    """Let py-spy look at the first worker process, or at this one where there is none, while the pool goes on."""
-    pid = next((worker.pid for worker in pool.workers if worker.pid is not None), os.getpid())
+def take_flame(spy: str, run: Run, driver: PoolDriver, notify: Callable[[str], None]) -> None:
+    """Let py-spy record the first worker process, or this process if there is none, while the pool steps on."""
+    pid = next((worker.pid for worker in driver.pool.workers if worker.pid is not None), os.getpid())
     command = [spy, "record", "--output", str(run.flame), "--pid", str(pid), "--duration", str(run.flame_seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until = time.monotonic() + run.flame_seconds + SLACK
     try:
         while process.poll() is None and time.monotonic() < until:
             notify("drawing the flame graph")
-            last_for(TICK, batches)
+            driver.run(TICK)
     finally:
         process.kill()
         said = process.communicate()[0]
@@ -184,12 +160,8 @@ def take_flame(spy: str, run: Run, pool: Pool, batches: Iterator[None], notify: 
 
 
 def plot(found: Profile, path: Path) -> None:
-    """Draw the shares as one bar, and how long steps take as a curve for each worker; save a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    """Draw the shares as one bar, and the times of steps as a curve for each worker; save a PNG."""
+    figure = report.new_figure(10, 5.5)
     top, bottom = figure.subplots(2, 1, height_ratios=[1, 3])
     _plot_shares(top, found.stats)
     _plot_times(bottom, found.stats)

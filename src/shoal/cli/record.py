@@ -190,7 +190,7 @@ def _open(take: Take, monitor: MonitorEpisodes, film: Film) -> WrappedPool:
     work.probe(take.env, seed=take.seed)  # says what is wrong with the env itself
     make = _rendering(work.env_fn(take.env))
     try:
-        pool = Pool(make, take.num_envs, backend=take.backend, copy=True)  # type: ignore[arg-type]
+        pool = Pool(make, take.num_envs, backend=take.backend, copy=True)
     except ShoalError as error:
         raise UsageError(f"{take.env!r} cannot be made for a video: {report.first_line(str(error))}") from error
     if pool.specs.render_mode != "rgb_array":

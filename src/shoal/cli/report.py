@@ -1,15 +1,18 @@
-"""What a benchmark looks like: a table for the terminal, Markdown, JSON, and a plot."""
+"""Where the result of a command goes, and how that of a benchmark looks: as a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
-from collections.abc import Sequence
+import math
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -25,16 +28,104 @@ COLOURS = {Role.LIMIT: "#444444", Role.LOOP: "#888888", Role.SHOAL: "#0072b2", R
 HEAD = ("", "steps/s", "of the limit", "start", "workers")
 
 
+# ---- any command -------------------------------------------------------------------------------------------------
+
+
+class Output:
+    """Where the result of a command goes: to the terminal, or as JSON to stdout, and to the files that the user named.
+
+    Raises:
+        UsageError: a file cannot be written. It is raised here, before the command does any work.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._json: str | None = options.json
+        self._plot: Path | None = getattr(options, "plot", None)
+        if self._plot:
+            check_plot(self._plot)
+        if self._json and self._json != "-":
+            check_file(Path(self._json))
+
+    def write(
+        self,
+        document: Callable[[], dict[str, Any]],
+        show: Callable[[Console], None],
+        plot: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        """Write the result in each form that was asked for, by the function for that form."""
+        text = as_json(document()) if self._json else ""
+        if self._json == "-":
+            print(text, end="")
+        else:
+            show(Console())
+        if self._json and self._json != "-":
+            Path(self._json).write_text(text)
+        if self._plot:
+            plot(self._plot)
+            print(f"plot saved to {self._plot}", file=sys.stderr)
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """Write a document as JSON, with null for infinite numbers, which JSON does not have."""
+    return json.dumps(_finite(document), indent=2) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a plot that cannot be drawn or written."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError(f"a plot needs matplotlib: {install('plot')}")
+    check_file(path)
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"the plot is a PNG, so name it .png and not {path.name!r}")
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {str(folder)!r} to write {path.name!r} to")
+    if path.is_dir():
+        raise UsageError(f"{str(path)!r} is a folder, not a file")
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a message."""
+    return text.strip().partition("\n")[0]
+
+
+def table(heads: Sequence[str], title: str | None = None) -> Table:
+    """Return an empty table; the first column is aligned to the left, the others to the right."""
+    grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for at, head in enumerate(heads):
+        grid.add_column(head, justify="right" if at else "left", overflow="fold")
+    return grid
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return a matplotlib figure. It needs no display, and does not touch the user's own pyplot figures."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+# ---- a benchmark -------------------------------------------------------------------------------------------------
+
+
 def ordered(result: Result) -> list[Row]:
-    """Return the rows as they are read: the loops first, then the fastest, last who is out."""
+    """Return the rows as they are read: first the loops, then the others, the fastest first, last those that failed."""
+    loops = {Role.LIMIT: 0, Role.LOOP: 1}
 
     def key(row: Row) -> tuple[bool, int, float]:
-        loops = {Role.LIMIT: 0, Role.LOOP: 1}
-        return (
-            row.status != "ok",
-            loops.get(row.contender.role, 2),
-            -(row.rate.median if row.rate else 0.0),
-        )
+        return row.status != "ok", loops.get(row.contender.role, 2), -(row.rate.median if row.rate else 0.0)
 
     return sorted(result.rows, key=key)
 
@@ -56,23 +147,17 @@ def cells(result: Result, row: Row) -> tuple[str, ...]:
 
 
 def notes(result: Result) -> list[str]:
-    """Return what is to be said beyond figures: who is out and why, what was chosen and why."""
+    """Return the remarks below a table: what failed and why, what was chosen and why. The JSON has whole messages."""
     found = [line] if (line := headline(result)) else []
     for row in ordered(result):
-        if row.status != "ok":
-            found.append(f"{row.name}: {row.status}: {first_line(row.note)}")
-        elif row.note:
-            found.append(f"{row.name}: {first_line(row.note)}")
+        status = "" if row.status == "ok" else f"{row.status}: "
+        if status or row.note:
+            found.append(f"{row.name}: {status}{first_line(row.note)}")
     return found
 
 
-def first_line(text: str) -> str:
-    """Return as much of a message as a table can bear; the JSON keeps a traceback whole."""
-    return text.strip().partition("\n")[0]
-
-
 def headline(result: Result) -> str:
-    """Say in one line how Shoal's best did; empty where there is nothing to compare."""
+    """Compare the fastest of Shoal's backends with the fastest peer, in one line; "" if one of them is missing."""
     best, peer = result.best_shoal(), result.best_python_peer()
     over = best.over(peer) if best and peer else None
     if not best or not peer or not over:
@@ -83,7 +168,7 @@ def headline(result: Result) -> str:
 
 
 def thousands(value: RateSummary | None) -> str:
-    """Write a rate in thousands a second."""
+    """Write a rate in thousands of steps a second."""
     if value is None:
         return ""
     digits = 2 if value.median < 10_000 else 1 if value.median < 100_000 else 0
@@ -96,75 +181,32 @@ def fraction(value: RateSummary | None) -> str:
 
 
 def title(result: Result) -> str:
-    """Say what was run."""
+    """Return the title of a table: what was run, and how."""
     many = "env" if result.work.num_envs == 1 else "envs"
     how = f"{result.settings.rounds} rounds of {result.settings.seconds:g} s"
     return f"{result.work.env}, {result.work.num_envs} {many} ({how}; median, quartiles)"
 
 
-def terminal(result: Result) -> Group:
-    """Lay one result out for the terminal, eighty columns wide, with its notes below."""
-    grid = Table(title=title(result), title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for head in HEAD:
-        grid.add_column(head, justify="right" if head else "left", overflow="fold")
-    for row in ordered(result):
-        if row.rate:
-            grid.add_row(*cells(result, row), style=STYLES[row.contender.role])
-    below = (Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in notes(result))
-    return Group(grid, *below, Text())
-
-
-def markdown(results: Sequence[Result]) -> str:
-    """Write all results as Markdown tables."""
-    blocks = []
+def show(results: Sequence[Result], console: Console) -> None:
+    """Print a table for each result, with its notes below."""
     for result in results:
-        lines = [f"### {title(result)}", "", "| " + " | ".join(HEAD) + " |"]
-        lines.append("|---|" + "--:|" * (len(HEAD) - 1))
-        shown = [row for row in ordered(result) if row.rate]
-        lines += ["| " + " | ".join(cells(result, row)) + " |" for row in shown]
-        lines += ["", *(f"- {note}" for note in notes(result))]
-        blocks.append("\n".join(lines).rstrip())
-    return "\n\n".join(blocks) + "\n"
+        grid = table(HEAD, title(result))
+        for row in ordered(result):
+            if row.rate:
+                grid.add_row(*cells(result, row), style=STYLES[row.contender.role])
+        below = (Padding(Text(note, style="dim"), (0, 0, 0, 2)) for note in notes(result))
+        console.print(grid, *below, Text())
 
 
 def as_dict(results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
     """Return results and machine as plain values."""
-    found = [result.as_dict() for result in results]
-    return {"schema": SCHEMA, "machine": machine, "results": found}
-
-
-def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
-    """Write results and machine as JSON."""
-    return json.dumps(as_dict(results, machine), indent=2) + "\n"
-
-
-def check_plot(path: Path) -> None:
-    """Refuse before the measuring what would fail after it."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"a plot needs matplotlib: {install('plot')}")
-    check_file(path)
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"the plot is a PNG, so name it .png and not {path.name!r}")
-
-
-def check_file(path: Path) -> None:
-    """Refuse a file that cannot be written."""
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"there is no folder {str(folder)!r} to write {path.name!r} to")
-    if path.is_dir():
-        raise UsageError(f"{str(path)!r} is a folder, not a file")
+    return {"schema": SCHEMA, "machine": machine, "results": [result.as_dict() for result in results]}
 
 
 def plot(results: Sequence[Result], path: Path) -> None:
     """Draw each result as bars of steps/s with their spread, the limit as a line; save a PNG."""
-    # The object interface needs no display and leaves a user's own pyplot figures alone.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     heights = [max(2, sum(1 for row in result.rows if row.rate)) for result in results]
-    figure = Figure(figsize=(10, 0.34 * sum(heights) + 1.1 * len(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 0.34 * sum(heights) + 1.1 * len(heights))
     axes = figure.subplots(len(results), 1, height_ratios=heights, squeeze=False)[:, 0]
     for axis, result in zip(axes, results, strict=True):
         _bars(axis, result)

@@ -1,4 +1,4 @@
-"""What is being measured: an environment by name, how many of it, and the actions it is given."""
+"""What a command runs: an env by name, the number of envs, and the actions that they get."""
 
 from __future__ import annotations
 
@@ -16,35 +16,43 @@ from shoal.support.usage import UsageError
 
 EnvFn = Callable[[], "gymnasium.Env[Any, Any]"]
 
-# Enough distinct actions that an env cannot settle into a cycle, few enough to sample at once.
+# Enough different actions that an env does not run in a cycle, and few enough to sample quickly.
 ACTION_ROWS = 64
-# Sampled ahead of time by whoever times a constructor, so that sampling is no part of start-up.
+# Kept, so that actions can be sampled before a constructor is timed.
 _sampled: dict[tuple[str, int, int], list[Any]] = {}
 
 
 def env_fn(name: str) -> EnvFn:
     """Return the function behind a Gymnasium id or a `module:callable` path.
 
-    Everybody who is compared gets this same function, so that nobody saves a wrapper.
+    All contenders get this same function, so that all envs have the same wrappers.
     """
     module_name, colon, attribute = name.partition(":")
     if colon:
         try:
             module = importlib.import_module(module_name)
         except Exception as error:
-            raise UsageError(f"cannot import {module_name!r} of {name!r}: {_say(error)}") from error
+            raise UsageError(f"cannot import {module_name!r} of {name!r}: {_describe(error)}") from error
         found = getattr(module, attribute, None)
         if callable(found):
             return found  # type: ignore[no-any-return]
-        # "module:Name-v0" is also how Gymnasium spells an id whose module must be imported first.
+        # "module:Name-v0" is an id of Gymnasium, too: it imports the module before it makes the env.
         if attribute not in gymnasium.registry:
             raise UsageError(f"{module_name!r} has no callable and registers no env {attribute!r}")
     return functools.partial(gymnasium.make, name)
 
 
+def as_python(name: str) -> tuple[list[str], str]:
+    """Return the Python code for an env's name: lines of imports, and an expression."""
+    module, colon, attribute = name.partition(":")
+    if colon and attribute.isidentifier():
+        return [f"from {module} import {attribute}"], attribute
+    return [], repr(name)  # "module:Name-v0" is an id, too
+
+
 @dataclass(frozen=True)
 class Work:
-    """One cell of the matrix: `num_envs` copies of `env`, driven by sampled actions."""
+    """`num_envs` copies of `env`, stepped with sampled actions."""
 
     env: str
     num_envs: int
@@ -56,7 +64,7 @@ class Work:
         return env_fn(self.env)
 
     def actions(self, lanes: int | None = None) -> list[Any]:
-        """Return ACTION_ROWS batches of actions for `lanes` envs (all of them unless told)."""
+        """Return ACTION_ROWS batches of actions for `lanes` envs; None for all envs."""
         lanes = lanes or self.num_envs
         key = (self.env, lanes, self.seed)
         if key not in _sampled:
@@ -73,26 +81,24 @@ class Work:
 
 
 def probe(name: str, num_envs: int = 1, seed: int = 0) -> Work:
-    """Build the env once, look at it and let it go; say in one sentence what is wrong with it."""
+    """Build, reset and close the env once. Raises UsageError with one sentence if that fails."""
     make = env_fn(name)
     try:
         env = make()
-    except gymnasium.error.Error as error:
-        raise UsageError(f"cannot make {name!r}: {_say(error)}") from error
     except Exception as error:
-        raise UsageError(f"{name!r} could not be built: {_say(error)}") from error
+        raise UsageError(f"{name!r} could not be built: {_describe(error)}") from error
     if not hasattr(env, "action_space") or not hasattr(env, "reset"):
         raise UsageError(f"{name!r} gave a {type(env).__name__}, which is no Gymnasium env")
     try:
         env.reset(seed=seed)
         return Work(name, num_envs, env.action_space, seed)
     except Exception as error:
-        raise UsageError(f"{name!r} could not be reset: {_say(error)}") from error
+        raise UsageError(f"{name!r} could not be reset: {_describe(error)}") from error
     finally:
         env.close()
 
 
-def _say(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     text = lines[0] if lines else "no message"
     return text if isinstance(error, gymnasium.error.Error) else f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Envs that are written in Python once, and run as plain Python or compiled for all cores.
+"""Envs that are written in Python once, and run as plain Python, compiled for all cores, or on a GPU.
 
 class Walk(compiled.Env):
     observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -20,11 +20,16 @@ class Walk(compiled.Env):
         obs[0] = state.x
 
 envs = shoal.make(Walk, num_envs=4096)
+
+The package may import `shoal.worker`, `shoal.state`, `shoal.envs` and the packages below those. Read `env` and
+`definition` first (what a class has); then `template` and `kernels` (how it becomes machine code), and `worker` (how a
+pool runs it). `cuda` does the same on a GPU, and `library` has envs that are ready to use.
 """
 
 from __future__ import annotations
 
-from shoal.compiled.env import Env, function
+from shoal.compiled.definition import function
+from shoal.compiled.env import Env
 from shoal.compiled.library_env import from_library, include_folder
 from shoal.compiled.plain import as_gymnasium
 from shoal.compiled.policy import policy

@@ -1,4 +1,4 @@
-"""What Numba says about a class that it cannot compile, in the user's own lines and words."""
+"""Why Numba cannot compile a class or a policy, with the user's own lines and names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dis
 import inspect
 import linecache
 import re
-from collections.abc import Sequence
 from typing import Any
 
-from shoal.compiled.env import Definition, is_helper
-from shoal.compiled.numba_cpu import jit, numba_versions
+from shoal.compiled.definition import Definition, is_helper
+from shoal.compiled.numba_cpu import jit
+from shoal.compiled.numba_random import VERSIONS
 from shoal.compiled.rebuild import Rebuilder, named_values
-from shoal.compiled.template import wide_type
+from shoal.compiled.source_parts import wide_type
 from shoal.errors import BadEnv
 
 __all__ = ["explain_env", "explain_policy"]
@@ -29,14 +29,14 @@ _NOISE = re.compile(
 
 
 def explain_env(definition: Definition, debug: bool, error: Exception) -> BadEnv:
-    """Which of the class's methods it is, and what is wrong there."""
+    """Find the method that cannot be compiled, and say what is wrong in it."""
     from numba import types
 
     for method in ("reset", "step", "observe"):
         unknown = _unknown_field(definition, method)
         if unknown is not None:
             return unknown
-    rebuild = Rebuilder(jit(debug), numba_versions())
+    rebuild = Rebuilder(jit(debug), VERSIONS)
     for method, given in _signatures(definition).items():
         function = rebuild(getattr(definition, method))
         try:
@@ -51,13 +51,13 @@ def explain_env(definition: Definition, debug: bool, error: Exception) -> BadEnv
     return BadEnv(f"{definition.name} cannot be compiled: {_reason(str(error))}")
 
 
-def explain_policy(definition: Definition, policy: Any, params: Sequence[Any], error: Exception) -> BadEnv:
-    """What is wrong with a policy."""
+def explain_policy(definition: Definition, policy: Any, error: Exception) -> BadEnv:
+    """Say what is wrong with a policy."""
     return _translate(definition, policy.__name__, policy, error)
 
 
 def _signatures(definition: Definition) -> dict[str, tuple[Any, ...]]:
-    """The types that the methods are called with."""
+    """Return the types that the methods are called with."""
     from numba import from_dtype, types
 
     agents = (1,) if definition.num_agents > 1 else ()
@@ -78,7 +78,7 @@ def _signatures(definition: Definition) -> dict[str, tuple[Any, ...]]:
 
 
 def _is_right(result: Any, agents: int, types: Any) -> bool:
-    """Whether `step` returns what it should."""
+    """Say whether `step` returns what it should."""
     plain = (types.Number, types.Boolean)
     if agents > 1:
         return isinstance(result, plain)
@@ -86,7 +86,7 @@ def _is_right(result: Any, agents: int, types: Any) -> bool:
 
 
 def _unknown_field(definition: Definition, method: str) -> BadEnv | None:
-    """A field that a method uses, and the state does not have: Numba says nothing of use about some of these."""
+    """Find a field that a method uses, and the state does not have: Numba has no useful message for some of these."""
     code = getattr(definition, method).__code__
     state, fields = code.co_varnames[0], definition.dtype.names or ()
     lines = [(start, line) for start, _, line in code.co_lines()]
@@ -97,7 +97,7 @@ def _unknown_field(definition: Definition, method: str) -> BadEnv | None:
             what = _no_field(definition, one.argval)
             return BadEnv(f"{definition.name}.{method} cannot be compiled: {what} ({_place(code.co_filename, line)})")
         last = one.argval[-1] if isinstance(one.argval, tuple) and one.argval else one.argval
-        # `state.x += 1` has a copy in between.
+        # `state.x += 1` copies the state between these two instructions.
         on_state = (one.opname.startswith("LOAD_FAST") and last == state) or (
             on_state and one.opname in ("COPY", "DUP_TOP")
         )
@@ -115,7 +115,7 @@ def _translate(definition: Definition, what: str, function: Any, error: Exceptio
     location = getattr(error, "loc", None)
     if not places and location is not None and location.filename == code.co_filename:
         places = [(location.filename, location.line)]
-    # Where a helper is to blame, it is the helper's line that says why.
+    # If the mistake is in a helper, the helper's line is the one to name.
     own_lines = {line for _, _, line in code.co_lines()}
     inside = [place for place in places if place[0] != code.co_filename or place[1] not in own_lines]
     file, line = inside[0] if inside else places[-1] if places else (code.co_filename, code.co_firstlineno)
@@ -123,7 +123,7 @@ def _translate(definition: Definition, what: str, function: Any, error: Exceptio
 
 
 def _files(function: Any) -> set[str]:
-    """Where a function and its helpers are written."""
+    """Return the files of a function and of its helpers."""
     files, left = set(), [function]
     seen: set[Any] = set()
     while left:
@@ -157,7 +157,7 @@ def _in_words(definition: Definition, text: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Numba's own reason, in one sentence."""
+    """Return Numba's own reason, in one sentence."""
     call = _NO_MATCH.search(text)
     if call:
         return "there is no " + re.sub(r"Literal\[(\w+)\]\([^)]*\)", r"\1", call[1])

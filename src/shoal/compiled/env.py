@@ -1,31 +1,22 @@
-"""An env that is written in Python and can be compiled: what a user's class must have, and what follows from it."""
+"""The base class of envs that are written in Python and can be compiled."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 from gymnasium import Space
 
-from shoal.errors import BadEnv
-from shoal.spaces.leaves import Leaf, array_leaves
+from shoal.compiled import kernels
+from shoal.compiled.definition import Definition
+from shoal.compiled.plain import plain_env
 from shoal.support.optional_dependencies import install
 
-__all__ = ["Definition", "Env", "define", "function", "is_helper"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-METHODS = {"reset": ("state", "rng"), "step": ("state", "action", "rng"), "observe": ("state", "obs")}
-STEP_OF_AGENTS = ("state", "action", "reward", "rng")
-TAKEN = frozenset(dir(np.record))  # names that a record has already, and that would hide a field
-
-_helpers: set[Any] = set()
+__all__ = ["Env"]
 
 
 class Env:
-    """The base of envs that can be compiled. A class says what it is by these attributes and static methods.
+    """The base of envs that can be compiled. A subclass has these attributes and static methods.
 
     `__init__` may set attributes in place of the class's, from `env_kwargs`.
 
@@ -42,12 +33,12 @@ class Env:
     Methods, all static:
         reset(state, rng): begin an episode.
         step(state, action, rng): one step; returns (reward, terminated). The action is an int (Discrete), a number (a
-            Box without a shape) or an array; a tuple of such, one for each leaf, where the space is nested. Its numbers
+            Box without a shape) or an array; if the space is nested, a tuple of these, one for each leaf. Its numbers
             have 64 bits, whatever the space says. With several agents step(state, action, reward, rng): `action` has a
-            row for each of them, `reward` is to be written, and `terminated` is returned.
-        observe(state, obs): write what is seen into `obs`, which comes as zeros: the array of one env (of one element,
-            where the space has no shape), with a row for each agent where there are several; a tuple of such arrays
-            where the space is nested.
+            row for each of them, `step` writes `reward` and returns `terminated`.
+        observe(state, obs): write the observation into `obs`, which is all zeros: the array of one env (of one element,
+            if the space has no shape), with a row for each agent if there are several; a tuple of such arrays if the
+            space is nested.
     """
 
     observation_space: Space[Any]
@@ -61,193 +52,20 @@ class Env:
 
     @classmethod
     def __shoal_env__(cls, **kwargs: Any) -> Any:
-        """An env that steps this class as plain Python; what every backend but "compiled" runs."""
-        from shoal.compiled.plain import plain_env
-
+        """Make an env that steps this class as plain Python; every backend but "compiled" and "cuda" runs it."""
         return plain_env(cls, kwargs)
 
     @classmethod
     def __shoal_missing__(cls) -> str:
-        """What this machine lacks to compile it, and how to get it; "" for nothing."""
-        from shoal.compiled.numba_cpu import available
-
-        return "" if available() else f"Numba is not installed: {install('compiled')}"
+        """Say what this machine lacks to compile it, and how to get it; "" for nothing."""
+        return "" if kernels.available() else f"Numba is not installed: {install('compiled')}"
 
     @classmethod
     def __shoal_kernel__(cls, definition: Definition, debug: bool) -> int:
-        """The address of the code that steps many envs of this class; see native/task.h.
+        """Return the address of the code that steps many envs of this class; see native/task.h.
 
         Raises:
             BadEnv: it cannot be compiled.
             ImportError: Numba is not installed.
         """
-        from shoal.compiled.numba_cpu import kernel_address
-
-        return kernel_address(definition, debug)
-
-
-def function(helper: F) -> F:
-    """Mark a function that `reset`, `step` or `observe` calls, so that it is compiled with them.
-
-    In plain Python it is called as it is.
-    """
-    if not inspect.isfunction(helper):
-        raise TypeError(f"compiled.function: expected a function, found {helper!r}")
-    _helpers.add(helper)
-    return helper
-
-
-def is_helper(value: Any) -> bool:
-    """Whether this function was marked by `function`."""
-    return inspect.isfunction(value) and value in _helpers
-
-
-@dataclass(frozen=True)
-class Definition:
-    """What a class says, checked.
-
-    Attributes:
-        env: the instance whose attributes these are.
-        dtype: of one env's state: first the fields of `state`, then those of `params`.
-        cleared: how many bytes at the beginning of a state are zeroed before `reset`.
-        defaults: a state with the params in it.
-        params: their names.
-    """
-
-    env: Any
-    name: str
-    observation_space: Space[Any]
-    action_space: Space[Any]
-    obs_leaves: tuple[Leaf, ...]
-    action_leaves: tuple[Leaf, ...]
-    max_episode_steps: int | None
-    num_agents: int
-    dtype: np.dtype[Any]
-    cleared: int
-    defaults: np.ndarray[Any, Any]
-    params: tuple[str, ...]
-    reset: Callable[..., Any]
-    step: Callable[..., Any]
-    observe: Callable[..., Any]
-
-    @property
-    def nested_obs(self) -> bool:
-        """Whether `observe` gets a tuple."""
-        return bool(self.obs_leaves[0].path) if self.obs_leaves else True
-
-    @property
-    def nested_action(self) -> bool:
-        """Whether `step` gets a tuple."""
-        return bool(self.action_leaves[0].path) if self.action_leaves else True
-
-    def new_states(self, count: int) -> np.ndarray[Any, Any]:
-        """States of so many envs, with params as they are by default."""
-        states = np.zeros(count, self.dtype)
-        for name in self.params:
-            states[name] = self.defaults[name]
-        return states
-
-
-def define(env_class: type[Env], kwargs: Mapping[str, Any]) -> Definition:
-    """Read a class and check it.
-
-    Raises:
-        BadEnv: naming the class, and what is missing or wrong.
-    """
-    name = env_class.__name__
-    env = env_class(**kwargs)
-    observation_space, action_space = _space(env, "observation_space"), _space(env, "action_space")
-    agents = env.num_agents
-    if isinstance(agents, bool) or not isinstance(agents, int) or agents < 1:
-        raise BadEnv(f"{name}.num_agents: expected a whole number of at least 1, found {agents!r}")
-    limit = env.max_episode_steps
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise BadEnv(f"{name}.max_episode_steps: expected a whole number of at least 1, or None, found {limit!r}")
-    dtype, cleared, defaults = _record(name, env.state, env.params)
-    return Definition(
-        env=env,
-        name=name,
-        observation_space=observation_space,
-        action_space=action_space,
-        obs_leaves=array_leaves("observation", observation_space, name),
-        action_leaves=array_leaves("action", action_space, name),
-        max_episode_steps=limit,
-        num_agents=agents,
-        dtype=dtype,
-        cleared=cleared,
-        defaults=defaults,
-        params=tuple(env.params),
-        reset=_method(env, "reset", METHODS["reset"]),
-        step=_method(env, "step", METHODS["step"] if agents == 1 else STEP_OF_AGENTS),
-        observe=_method(env, "observe", METHODS["observe"]),
-    )
-
-
-def _space(env: Env, which: str) -> Space[Any]:
-    space = getattr(env, which, None)
-    if not isinstance(space, Space):
-        raise BadEnv(f"{type(env).__name__}.{which}: expected a Gymnasium space, found {space!r}")
-    return space
-
-
-def _record(
-    name: str, state: Mapping[str, Any], params: Mapping[str, Any]
-) -> tuple[np.dtype[Any], int, np.ndarray[Any, Any]]:
-    """The dtype of a state, how many of its bytes are cleared, and the defaults."""
-    for which, fields in (("state", state), ("params", params)):
-        if not isinstance(fields, Mapping):
-            raise BadEnv(f"{name}.{which}: expected a dict of fields, found {fields!r}")
-        for field in fields:
-            if not isinstance(field, str) or not field.isidentifier() or field.startswith("_") or field in TAKEN:
-                raise BadEnv(
-                    f"{name}.{which}: a field cannot be named {field!r}: records have no such name to give away"
-                )
-    twice = set(state) & set(params)
-    if twice:
-        raise BadEnv(f"{name}: {sorted(twice)[0]!r} is in `state` and in `params`: leave one of them out")
-    described = [(field, *_field(name, field, kind)) for field, kind in state.items()]
-    values = {field: _param(name, field, value) for field, value in params.items()}
-    described += [(field, value.dtype, value.shape) for field, value in values.items()]
-    dtype = np.dtype(described or [("nothing", np.dtype(np.uint8), ())], align=True)
-    defaults = np.zeros((), dtype)
-    for field, value in values.items():
-        defaults[field] = value
-    cleared = min((dtype.fields[field][1] for field in values), default=dtype.itemsize) if dtype.fields else 0
-    return dtype, int(cleared), defaults
-
-
-def _field(name: str, field: str, kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    try:
-        scalar, shape = kind if isinstance(kind, tuple) else (kind, ())
-        shape = (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(size) for size in shape)
-        found: np.dtype[Any] = np.dtype({float: np.float64, int: np.int64, bool: np.bool_}.get(scalar, scalar))
-    except (TypeError, ValueError):
-        found, shape = np.dtype(object), ()
-    if found.kind not in "fiub" or found.itemsize > 8 or (found.kind == "f" and found.itemsize < 4):
-        kinds = "float, int, bool, a numpy dtype of numbers or (dtype, shape)"
-        raise BadEnv(f"{name}.state[{field!r}]: expected {kinds}, found {kind!r}")
-    return found, shape
-
-
-def _param(name: str, field: str, value: Any) -> np.ndarray[Any, Any]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiub":
-        raise BadEnv(f"{name}.params[{field!r}]: expected a number or an array of numbers, found {value!r:.100}")
-    return array
-
-
-def _method(env: Env, method: str, names: Sequence[str]) -> Callable[..., Any]:
-    name = type(env).__name__
-    wanted = f"{method}({', '.join(names)})"
-    found = env.__dict__.get(method, inspect.getattr_static(type(env), method, None))
-    if found is None:
-        raise BadEnv(f"{name} has no {method}: it needs a static method {wanted}")
-    if isinstance(found, staticmethod):
-        found = found.__func__
-    elif inspect.isfunction(found) and method not in env.__dict__:
-        raise BadEnv(f"{name}.{method} is no static method: put @staticmethod above it, and write it as {wanted}")
-    if not inspect.isfunction(found):
-        raise BadEnv(f"{name}.{method}: expected a function {wanted}, found {found!r}")
-    if len(inspect.signature(found).parameters) != len(names):
-        raise BadEnv(f"{name}.{method}{inspect.signature(found)}: expected {wanted}")
-    return found
+        return kernels.kernel_address(definition, debug)

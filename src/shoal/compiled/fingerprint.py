@@ -1,4 +1,4 @@
-"""What compiled code depends on, as one hash: a change anywhere gives another one, so that stale code is never run."""
+"""One hash of everything that compiled code depends on: any change gives another hash, so stale code is never run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def fingerprint(source: str, functions: Mapping[str, Any], values: Mapping[str, Any], debug: bool) -> str:
-    """The hash of a kernel's source, of the functions that it calls with all that these use, and of the tools."""
+    """Hash a kernel's source, the functions that it calls with all that these use, and the tools that compile it."""
     digest = hashlib.sha256()
     walker = _Walker(digest.update)
     for part in (source, debug, *_tools()):
@@ -39,7 +39,7 @@ def fingerprint(source: str, functions: Mapping[str, Any], values: Mapping[str, 
 
 
 def _tools() -> Iterable[str]:
-    """Versions of everything that has a part in it, and this processor."""
+    """Name the versions of all tools that compile, and this processor."""
     import llvmlite.binding
 
     yield from (importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy"))
@@ -51,15 +51,15 @@ def _tools() -> Iterable[str]:
 
 
 class _Walker:
-    """Hands the bytes of values and functions to `update`, each function once."""
+    """Gives the bytes of values and functions to `update`, each function once."""
 
     def __init__(self, update: Any):
         self._update = update
-        self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []  # so that no id is given to somebody else meanwhile
+        self._seen: dict[Any, int] = {}
+        self._kept: list[Any] = []  # so that no other object gets the id of one of these meanwhile
 
     def add(self, value: Any, used: frozenset[str] = frozenset()) -> None:
-        """Take a value in. `used` are the names in the code that uses it: of a module, only these matter."""
+        """Add a value. `used` are the names in the code that uses it: of a module, only these attributes matter."""
         self._update(f"|{type(value).__module__}.{type(value).__qualname__}:".encode())
         if isinstance(value, _PLAIN):
             self._update(repr(value).encode())
@@ -74,11 +74,13 @@ class _Walker:
                 self.add(one, used)
         elif isinstance(value, types.CodeType):
             self._add_code(value)
+        elif is_namespace(value):
+            self._add_namespace(value, used)
         elif self._is_new(value):
-            self._add_object(value, used)
+            self._add_object(value)
 
-    def _is_new(self, value: Any) -> bool:
-        place = self._seen.setdefault(id(value), len(self._seen))
+    def _is_new(self, value: Any, name: str = "") -> bool:
+        place = self._seen.setdefault((id(value), name), len(self._seen))
         self._kept.append(value)
         self._update(str(place).encode())
         return place == len(self._seen) - 1
@@ -95,16 +97,17 @@ class _Walker:
         self.add(code.co_consts)
         self.add(getattr(code, "co_exceptiontable", b""))
 
-    def _add_object(self, value: Any, used: frozenset[str]) -> None:
-        function = getattr(value, "py_func", value)  # of a function that Numba was given before
+    def _add_namespace(self, value: Any, used: frozenset[str]) -> None:
+        self._update(value.__name__.encode())
+        for name in sorted(used):
+            if hasattr(value, name) and self._is_new(value, name):
+                self.add(name)
+                self.add(getattr(value, name), used - {name})
+
+    def _add_object(self, value: Any) -> None:
+        function = getattr(value, "py_func", value)  # the Python function, if Numba has wrapped it
         if isinstance(function, types.FunctionType):
             self._add_function(function)
-        elif is_namespace(value):
-            self._update(value.__name__.encode())
-            for name in sorted(used):
-                if hasattr(value, name):
-                    self.add(name)
-                    self.add(getattr(value, name), used - {name})
         elif isinstance(value, type | types.BuiltinFunctionType | np.ufunc):
             self._update(f"{getattr(value, '__module__', '')}.{getattr(value, '__name__', value)}".encode())
         else:
@@ -113,7 +116,7 @@ class _Walker:
     def _add_function(self, function: types.FunctionType) -> None:
         self._update(f"{function.__module__}.{function.__qualname__}".encode())
         if (function.__module__ or "").split(".")[0] in ("numpy", "math", "numba"):
-            return  # known by their versions
+            return  # the versions of these packages are in the hash already
         self.add(function.__code__)
         self.add((function.__defaults__, function.__kwdefaults__))
         used = frozenset(names_of(function.__code__))
@@ -124,5 +127,5 @@ class _Walker:
     def _add_unknown(self, value: Any) -> None:
         try:
             self._update(pickle.dumps(value))
-        except Exception:  # who knows what it is: never the same again
+        except Exception:  # it cannot be compared: such code is compiled each time
             self._update(secrets.token_bytes(16))

@@ -1,4 +1,4 @@
-"""Envs that are shared libraries: the interface is in shoal_env.h, which lies beside this file."""
+"""Envs that are shared libraries: shoal_env.h, in the folder of this file, is their interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal import native
-from shoal.compiled.env import Definition, Env
+from shoal.compiled.definition import Definition
+from shoal.compiled.env import Env
 from shoal.errors import BadEnv
 
 __all__ = ["LibraryEnv", "from_library", "include_folder"]
@@ -41,7 +42,7 @@ class _Interface(ctypes.Structure):
 
 
 def include_folder() -> str:
-    """Where shoal_env.h is: for a compiler's -I."""
+    """Return the folder of shoal_env.h, for a compiler's -I."""
     return str(Path(__file__).parent)
 
 
@@ -56,12 +57,16 @@ class LibraryEnv(Env):
 
     @property
     def library_address(self) -> int:
-        """Where the library's interface lies in this process."""
+        """Return the address of the library's interface in this process."""
         return ctypes.addressof(_interface(self.library))
 
     @classmethod
     def __shoal_missing__(cls) -> str:
-        return "" if native.core is not None else "Shoal's C core was not built, which calls it: install a C compiler"
+        return (
+            ""
+            if native.core is not None
+            else "Shoal's C core was not built, and it calls the library: install a C compiler"
+        )
 
     @classmethod
     def __shoal_kernel__(cls, definition: Definition, debug: bool) -> int:
@@ -71,20 +76,20 @@ class LibraryEnv(Env):
 
 
 def from_library(path: str | os.PathLike[str]) -> type[LibraryEnv]:
-    """The class of the env in a shared library, for `shoal.make` and `shoal.Pool`.
+    """Make a class of the env in a shared library, for `shoal.make` and `shoal.Pool`.
 
-    With backend="compiled" the library is called by C code alone; other backends call it from Python.
+    With backend="compiled" C code alone calls the library; other backends call it from Python.
 
     Raises:
-        BadEnv: it cannot be loaded, or does not say what it should.
+        BadEnv: it cannot be loaded, or its interface is not complete.
     """
     library = os.path.abspath(path)
     about = _interface(library)
     name = (about.name or b"").decode(errors="replace") or Path(library).stem
     observation, action = _space(library, "observation", about.observation), _space(library, "action", about.action)
-    wide = 8 * -(-about.state_size // 8)  # as native/library.h has them
+    wide = 8 * -(-about.state_size // 8)  # rounded up as in native/library.h
 
-    # Nothing but the path is kept here: the class travels to other processes.
+    # The class is sent to other processes, so it keeps nothing but the path.
     def reset(state: Any, rng: Any) -> None:
         _interface(library).reset(state.bytes.ctypes.data, rng.ctypes.data)
 
@@ -110,7 +115,7 @@ def from_library(path: str | os.PathLike[str]) -> type[LibraryEnv]:
 
 def _step(library: str, state: Any, action: Any, reward: Any, rng: Any) -> bool:
     about = _interface(library)
-    # Plain Python has numbers of 64 bits; the library wants those of its space.
+    # Plain Python has numbers of 64 bits; the library expects the type of its space.
     dtype = np.int64 if about.action.discrete else TYPES[about.action.type.decode()]
     given = np.ascontiguousarray(action, dtype)
     return bool(about.step(state.bytes.ctypes.data, given.ctypes.data, reward.ctypes.data, rng.ctypes.data))

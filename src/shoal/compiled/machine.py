@@ -1,4 +1,4 @@
-"""Object code in this process: loaded by LLVM alone where that is enough, so that a second start is a quick one."""
+"""Object code in this process. LLVM alone loads it where that is possible, so that later starts need no Numba."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _loaded: dict[tuple[str, int], tuple[Any, int]] = {}
 
 
 def load_machine(machine: Machine) -> int:
-    """The address of a compiled function. It stays there for as long as the process lives."""
+    """Return the address of a compiled function. It stays loaded until the process ends."""
     key = (machine.symbol, hash(machine.code))
     if key not in _loaded:
         _loaded[key] = _load(machine)
@@ -24,7 +24,7 @@ def _load(machine: Machine) -> tuple[Any, int]:
     import llvmlite.binding as llvm
 
     _prepare()
-    if machine.needs_numba:  # which makes its own functions known to LLVM
+    if machine.needs_numba:  # Numba makes its own functions known to LLVM
         from numba.core.registry import cpu_target
         from numba.core.runtime import rtsys
 

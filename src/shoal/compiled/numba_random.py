@@ -1,6 +1,6 @@
 """The random numbers of `shoal.compiled.random` for Numba: the same bits, in arithmetic of 64 bits.
 
-Plain functions with types that Numba infers: each target compiles them with a decorator of its own.
+These are plain functions, with types that Numba infers: each target compiles them with its own decorator.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def integer(rng: Any, low: Any, high: Any) -> Any:
     return np.int64(low) + np.int64(next_bits(rng) % np.uint64(np.int64(high) - np.int64(low)))
 
 
-# Which function here stands for which one there; what these call themselves is found by name. Those that only call
-# others are compiled as they are.
+# The function of this module for each one of `shoal.compiled.random`. Those that only call others are compiled as they
+# are.
 VERSIONS = {
     random.mix: mix, random.begin_stream: begin_stream, random.next_bits: next_bits, random.uniform: uniform,
     random.normal: random.normal, random.integer: integer, random.choice: random.choice,

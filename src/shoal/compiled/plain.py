@@ -1,4 +1,4 @@
-"""Compiled envs as plain Python: for debugging, for machines without a compiler, and for every other backend."""
+"""Compiled envs as plain Python: for debugging, for machines without a compiler, and for all other backends."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from shoal.compiled.env import Definition, Env, define
+from shoal.compiled.definition import Definition, define
 from shoal.compiled.random import begin_stream
-from shoal.envs.group import Answers, Infos
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv
 from shoal.spaces.leaves import assemble, get_path
 
 __all__ = ["PlainEnv", "PlainGroup", "as_gymnasium", "plain_env"]
 
 
-def as_gymnasium(env_class: type[Env], **kwargs: Any) -> PlainEnv:
-    """A Gymnasium env that steps the class as plain Python, to the same bits as `backend="compiled"`.
+def as_gymnasium(env_class: type[Any], **kwargs: Any) -> PlainEnv:
+    """Make a Gymnasium env that steps the class as plain Python, to the same bits as `backend="compiled"`.
 
     With several agents, observations, actions and rewards have a row for each of them.
     """
     return PlainEnv(define(env_class, kwargs))
 
 
-def plain_env(env_class: type[Env], kwargs: Mapping[str, Any]) -> Any:
-    """The same as an env of a pool: one whose agents are lanes, where it has several."""
+def plain_env(env_class: type[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the same as an env of a pool: each agent has a lane, if there are several."""
     definition = define(env_class, {name: value for name, value in kwargs.items() if name != "debug"})
     env = PlainEnv(definition)
     return env if definition.num_agents == 1 else PlainGroup(env)
@@ -46,7 +46,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
     metadata = {"render_modes": []}
 
     def __init__(self, definition: Definition):
-        # Not by attribute, which may be a field's.
+        # Set through `vars`, because __setattr__ needs these two.
         vars(self).update(_fields=frozenset(definition.dtype.names or ()), definition=definition)
         self._agents = () if definition.num_agents == 1 else (definition.num_agents,)
         self.observation_space = self._joint(definition.observation_space)
@@ -90,7 +90,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         return self.observe_now(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the class's `step`, then `observe`."""
+        """Call the class's `step`, then `observe`."""
         definition = self.definition
         self._steps += 1
         if self._agents:
@@ -103,7 +103,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         return self.observe_now(), reward, bool(terminated), limit is not None and self._steps >= limit, {}
 
     def observe_now(self) -> Any:
-        """What is seen in the present state."""
+        """Return the observation of the present state."""
         leaves, alone = self.definition.obs_leaves, (1,) if not self._agents else ()
         rows = [np.zeros((*self._agents, *(leaf.shape or alone)), leaf.dtype) for leaf in leaves]
         self.definition.observe(self.state, tuple(rows) if self.definition.nested_obs else rows[0])
@@ -114,7 +114,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         return assemble(self.definition.observation_space, values)
 
     def _read(self, action: Any) -> Any:
-        """The action as `step` gets it: numbers of 64 bits, whatever the space's type is."""
+        """Convert an action to what `step` gets: numbers of 64 bits, whatever the space's type is."""
         values = []
         for leaf in self.definition.action_leaves:
             wide = np.float64 if leaf.dtype.kind == "f" else np.bool_ if leaf.dtype.kind == "b" else np.int64
@@ -130,7 +130,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
             raise BadEnv(f"{self.definition.name}.step must return (reward, terminated), found {result!r}") from None
 
     def get_state(self) -> dict[str, Any]:
-        """For snapshots."""
+        """Return the state, for snapshots."""
         return {
             "state": self._bytes.copy(), "rng": int(self._rng[0]), "seed": self._seed, "episode": self._episode,
             "steps": self._steps,
@@ -143,21 +143,13 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         self._seed, self._episode, self._steps = saved["seed"], saved["episode"], saved["steps"]
 
 
-class PlainGroup:
+class PlainGroup(GroupAdapter):
     """An env with several agents, one lane each."""
-
-    together, resets_alone, can_be_absent = True, False, False
 
     def __init__(self, env: PlainEnv):
         definition = env.definition
-        self.env, self.num_lanes = env, definition.num_agents
-        self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
+        super().__init__(env, definition.num_agents, definition.observation_space, definition.action_space)
         self.lane_names = list(range(self.num_lanes))
-        self._mode, self._ended = "next_step", False
-
-    def use(self, autoreset: str) -> None:
-        """Any mode will do."""
-        self._mode = autoreset
 
     def reset(self, rows: Any, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
         """See GroupEnv. The seed of an env is that of its first agent."""
@@ -166,38 +158,27 @@ class PlainGroup:
 
     def step(self, rows: Any, actions: Any, out: Answers) -> Infos:
         """See GroupEnv."""
-        if self._ended and self._mode == "next_step":
-            self._begin(None, out)
-            return None
-        obs, reward, terminated, truncated, _ = self.env.step(actions)
-        out.reward[:], out.terminated[:], out.truncated[:] = reward, terminated, truncated
-        self._ended = terminated or truncated
-        if self._ended and self._mode == "same_step":
-            self._write(out.final, obs)
-            out.has_final[:] = True
-            self._begin(None, out)
-        else:
+
+        def step(*rows_and_places: Any) -> None:
+            obs, out.reward[:], out.terminated[:], out.truncated[:], _ = self.env.step(actions)
             self._write(out.obs, obs)
-        return None
+
+        return self._episodes.step(rows, out, step, lambda *_: self._begin(None, out))
 
     def _begin(self, seed: int | None, out: Answers) -> None:
         obs, _ = self.env.reset(seed=seed)
         self._write(out.obs, obs)
-        out.began[:] = True
-        self._ended = False
+        self._episodes.begun(slice(None), out)
 
     def _write(self, targets: Sequence[Any], obs: Any) -> None:
-        for leaf, target in zip(self.env.definition.obs_leaves, targets, strict=True):
+        for leaf, target in zip(self._leaves, targets, strict=True):
             target[:] = get_path(obs, leaf.path)
 
     def get_state(self) -> dict[str, Any]:
-        """For snapshots."""
-        return {**self.env.get_state(), "ended": self._ended}
+        """Return the state, for snapshots."""
+        return {**self.env.get_state(), "ended": bool(self._episodes.ended[0])}
 
     def set_state(self, saved: dict[str, Any]) -> None:
         """The counterpart of `get_state`."""
         self.env.set_state(saved)
-        self._ended = saved["ended"]
-
-    def close(self) -> None:
-        """Nothing to give back."""
+        self._episodes.ended[:] = saved["ended"]

@@ -1,4 +1,4 @@
-"""Policies that can be compiled: they choose the action of one lane at a time, inside of a rollout."""
+"""Policies that can be compiled: they choose the action of one lane at a time, inside a rollout."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.compiled import numba_random
-from shoal.compiled.env import function
+from shoal.compiled.definition import function
 from shoal.compiled.random import integer, normal, uniform
 from shoal.spaces.leaves import Leaf
 
 __all__ = ["act_on_lanes", "is_policy", "policy", "random_policy", "streams"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-STREAM = 2**62  # the "episode" of a policy's streams, so that they are none of the envs'
+STREAM = 2**62  # the "episode" of a policy's streams, so that they differ from those of the envs
 
 _policies: set[Any] = set()
 
@@ -26,8 +26,8 @@ _policies: set[Any] = set()
 def policy(choose: F) -> F:
     """Mark a function (obs, action, rng, *params) that chooses actions, so that rollouts can compile it.
 
-    `obs` and `action` are those of one lane: arrays (of one element, where the space has no shape), or tuples of these
-    where the space is nested. It writes `action`. `params` are the arrays that `rollout` was given.
+    `obs` and `action` are those of one lane: arrays (of one element, if the space has no shape), or tuples of these if
+    the space is nested. The function writes `action`. `params` are the arrays that `rollout` got.
     """
     if not inspect.isfunction(choose):
         raise TypeError(f"compiled.policy: expected a function, found {choose!r}")
@@ -36,12 +36,12 @@ def policy(choose: F) -> F:
 
 
 def is_policy(value: Any) -> bool:
-    """Whether this function was marked by `policy`."""
+    """Say whether this function was marked by `policy`."""
     return inspect.isfunction(value) and value in _policies
 
 
 def streams(seed: int, lanes: int) -> npt.NDArray[np.uint64]:
-    """The beginnings of the lanes' streams for a policy: lane i has the seed `seed + i`."""
+    """Return the beginnings of the lanes' streams for a policy: lane i has the seed `seed + i`."""
     rngs: npt.NDArray[Any] = np.zeros((1, lanes), np.uint64)
     numba_random.begin_stream(rngs, np.arange(lanes, dtype=np.uint64) + np.uint64(seed), np.array([STREAM]))
     return np.ascontiguousarray(rngs.T)
@@ -49,7 +49,7 @@ def streams(seed: int, lanes: int) -> npt.NDArray[np.uint64]:
 
 @function
 def draw(rng: Any, low: float, high: float) -> float:
-    """As `Box.sample` does: uniform between bounds, and otherwise normal, from the bound on if there is one."""
+    """Draw as `Box.sample` does: uniform between two bounds, normal without any, half a normal beyond one bound."""
     if math.isinf(low):
         return normal(rng) if math.isinf(high) else high - abs(normal(rng))
     return low + abs(normal(rng)) if math.isinf(high) else uniform(rng, low, high)
@@ -57,7 +57,7 @@ def draw(rng: Any, low: float, high: float) -> float:
 
 @policy
 def random_integers(obs: Any, action: Any, rng: Any, low: Any, high: Any) -> None:
-    """Any action of a space of whole numbers."""
+    """Choose any action of a space of whole numbers."""
     flat = action.reshape(action.size)
     for i in range(flat.size):
         flat[i] = integer(rng, low[i], high[i] + 1)
@@ -65,14 +65,14 @@ def random_integers(obs: Any, action: Any, rng: Any, low: Any, high: Any) -> Non
 
 @policy
 def random_floats(obs: Any, action: Any, rng: Any, low: Any, high: Any) -> None:
-    """Any action of a Box of floats."""
+    """Choose any action of a Box of floats."""
     flat = action.reshape(action.size)
     for i in range(flat.size):
         flat[i] = draw(rng, low[i], high[i])
 
 
 def random_policy(leaf: Leaf) -> tuple[Any, tuple[npt.NDArray[Any], ...]]:
-    """A policy that chooses at random in a space that is this one leaf, and its params."""
+    """Return a policy that chooses at random in a space with this one leaf, and its params."""
     assert leaf.low is not None
     assert leaf.high is not None
     floats = leaf.dtype.kind == "f"

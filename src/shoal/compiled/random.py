@@ -1,8 +1,7 @@
-"""Random numbers of compiled envs, in plain Python: counted, not kept, so that a stream depends on its seed and its
-episode alone, and is the same whoever draws.
+"""Random numbers of compiled envs, in plain Python. A stream depends on its seed and its episode alone.
 
-A stream is one number of 64 bits, `rng[0]`. Each draw adds a constant to it and mixes the sum (SplitMix64). Compilers
-have versions of these functions of their own (`shoal.compiled.numba_random`), which give the same bits.
+A stream is one number of 64 bits, `rng[0]`. Each draw adds a constant to it and mixes the sum (SplitMix64). Compiled
+code has its own versions of these functions (`shoal.compiled.numba_random`), which give the same bits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TURN = 2.0 * math.pi
 
 
 def mix(z: int) -> int:
-    """A number of 64 bits in which every bit depends on all bits of `z`."""
+    """Return a number of 64 bits in which every bit depends on all bits of `z`."""
     z = ((z ^ (z >> 30)) * MIX_1) & MASK
     z = ((z ^ (z >> 27)) * MIX_2) & MASK
     return z ^ (z >> 31)
@@ -35,30 +34,30 @@ def begin_stream(rng: Any, seed: int, episode: int) -> None:
 
 
 def next_bits(rng: Any) -> int:
-    """The next 64 bits."""
+    """Draw the next 64 bits."""
     z = (int(rng[0]) + GAMMA) & MASK
     rng[0] = z
     return mix(z)
 
 
 def uniform(rng: Any, low: float = 0.0, high: float = 1.0) -> float:
-    """A number from `low` up to `high`, which is excluded."""
+    """Draw a number from `low` up to `high`, which is excluded."""
     return low + (high - low) * ((next_bits(rng) >> 11) * UNIT)
 
 
 def normal(rng: Any, mean: float = 0.0, std: float = 1.0) -> float:
-    """A number from a normal distribution."""
+    """Draw a number from a normal distribution."""
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform(rng)))
     return mean + std * (radius * math.cos(TURN * uniform(rng)))
 
 
 def integer(rng: Any, low: int, high: int) -> int:
-    """A whole number from `low` up to `high`, which is excluded."""
+    """Draw a whole number from `low` up to `high`, which is excluded."""
     return int(low) + next_bits(rng) % (int(high) - int(low))
 
 
 def choice(rng: Any, weights: Any) -> int:
-    """An index of `weights`, drawn in proportion to them; they need not sum to 1."""
+    """Draw an index of `weights` in proportion to them; they need not sum to 1."""
     total = 0.0
     for weight in weights:
         total += weight
@@ -70,4 +69,4 @@ def choice(rng: Any, weights: Any) -> int:
             if left < weights[i]:
                 return i
         left -= weights[i]
-    return last  # what rounding has left over
+    return last  # rounding may leave a rest

@@ -1,7 +1,7 @@
-"""A user's function made anew for a compiler: the same code, with the names in it bound to what the compiler knows.
+"""A user's function made again for a compiler: the same code, with its names bound to what the compiler knows.
 
-What a target (Numba on the CPU, on a GPU) must give is a decorator that compiles a function, and its versions of the
-functions of `shoal.compiled.random`.
+A target (Numba on the CPU, on a GPU) provides a decorator that compiles a function, and its versions of the functions
+of `shoal.compiled.random`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from shoal.compiled.env import Env, is_helper
+from shoal.compiled.definition import is_helper
 
 __all__ = ["Rebuilder", "named_values", "names_of"]
 
@@ -18,13 +18,13 @@ Function = Callable[..., Any]
 
 
 def names_of(code: types.CodeType) -> set[str]:
-    """All names that code uses, in functions inside of it too: globals, attributes and whatever else."""
+    """Return all names that code uses, in functions inside it too: globals, attributes and others."""
     inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*(names_of(one) for one in inner))
 
 
 def named_values(function: Any) -> Iterator[tuple[str, Any]]:
-    """The globals and closed-over variables that a function uses."""
+    """Return the globals and closed-over variables that a function uses."""
     code = function.__code__
     for name in sorted(names_of(code)):
         if name in function.__globals__:
@@ -37,8 +37,8 @@ def named_values(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def is_namespace(value: Any) -> bool:
-    """Whether attributes of it may be functions or constants: a module, or the class of an env."""
-    return isinstance(value, types.ModuleType) or (isinstance(value, type) and issubclass(value, Env))
+    """Say whether its attributes may be functions or constants: it is a module, or the class of an env."""
+    return isinstance(value, types.ModuleType) or (isinstance(value, type) and hasattr(value, "__shoal_kernel__"))
 
 
 class Rebuilder:
@@ -46,8 +46,8 @@ class Rebuilder:
 
     Args:
         compiler: turns a function into one that compiled code can call.
-        versions: the target's own functions, by those that they stand for.
-        constant: what a constant of the user's functions becomes.
+        versions: the target's own functions, by the functions that they replace.
+        constant: converts a constant of the user's functions.
     """
 
     def __init__(self, compiler: Function, versions: Mapping[Any, Any], constant: Function = lambda value: value):
@@ -55,7 +55,7 @@ class Rebuilder:
         self._done: dict[Any, Any] = {}
 
     def __call__(self, function: Any) -> Any:
-        """The function, ready to be called by compiled code."""
+        """Return the function in a form that compiled code can call."""
         if function in self._done:
             return self._done[function]
         source = self._versions.get(function, function)
@@ -68,7 +68,7 @@ class Rebuilder:
             made.__kwdefaults__ = {name: self._constant(value) for name, value in source.__kwdefaults__.items()}
         made.__qualname__ = source.__qualname__
         result = self._done[function] = self._compiler(made)
-        # Only now: a function may call itself.
+        # The names are bound after the function was made, because it may call itself.
         used = names_of(source.__code__)
         names.update((name, self._bound(value, used)) for name, value in named_values(source))
         for cell, old in zip(cells, source.__closure__ or (), strict=True):
@@ -91,7 +91,7 @@ class Rebuilder:
         attributes = {name: getattr(value, name) for name in used if hasattr(value, name)}
         bound = {name: self._bound(one, used - {name}) for name, one in attributes.items()}
         if isinstance(value, types.ModuleType) and all(bound[name] is one for name, one in attributes.items()):
-            return value  # compilers know modules such as math by themselves
+            return value  # compilers know modules such as math
         stand_in = types.ModuleType(value.__name__)
         vars(stand_in).update(bound)
         return stand_in

@@ -1,4 +1,4 @@
-"""Rollouts of compiled envs by policies that can be compiled: all steps without a return to Python."""
+"""Rollouts of compiled envs by compiled policies: all steps are made without a return to Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compiled.numba_cpu import available, policy_address
+from shoal.compiled.kernels import available, policy_address
 from shoal.compiled.policy import random_policy
 from shoal.compiled.task import Task
 
@@ -17,10 +17,10 @@ FRAME_FIELDS = ("reward", "terminated", "truncated", "episode_return", "episode_
 
 
 def roll(stepper: Any, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
-    """Fill the record of a rollout, but for its first observations, which it has; False where that cannot be done here.
+    """Fill the record of a rollout, except its first observations, which it has; return False if that is not possible.
 
-    Kernels answer into frames: the record's arrays are the frames. Those without a row for the beginning are told to
-    begin one row earlier than they do.
+    Kernels answer into frames, and the record's arrays serve as the frames. Frame 0 is the beginning of the rollout: an
+    array that has no row for it gets an address one row before its first one.
     """
     definition = stepper.envs[0].definition
     if policy == "random":
@@ -30,19 +30,19 @@ def roll(stepper: Any, record: Any, policy: Any, params: Sequence[Any], rngs: An
     if stepper.kernel is None or not available():
         return False
     key = (policy, *((param.dtype, param.shape) for param in params))
-    if key not in stepper.policies:  # looking for it on the disk takes longer than many a rollout
+    if key not in stepper.policies:  # a look into the cache on disk takes longer than many rollouts
         stepper.policies[key] = policy_address(definition, policy, params)
     address = stepper.policies[key]
     task = stepper.task.copy(1 + len(params))
     task.number("frames", record.steps + 1)
     for name in FRAME_FIELDS:
-        _one_row_late(task, name, getattr(record, name))
+        _without_first_row(task, name, getattr(record, name))
     task.array("began", record.began)
-    _one_row_late(task, "status", np.zeros((record.steps, record.lanes), np.uint8))
+    _without_first_row(task, "status", np.zeros((record.steps, record.lanes), np.uint8))
     for i, array in enumerate(record.obs):
         task.array(f"obs.{i}", array)
         if record.finals is not None:
-            _one_row_late(task, f"final.{i}", record.finals[i])
+            _without_first_row(task, f"final.{i}", record.finals[i])
     for i, array in enumerate(record.actions):
         task.array(f"action.{i}", array)
     for i, extra in enumerate((rngs, *params)):
@@ -51,5 +51,5 @@ def roll(stepper: Any, record: Any, policy: Any, params: Sequence[Any], rngs: An
     return True
 
 
-def _one_row_late(task: Task, name: str, array: Any) -> None:
+def _without_first_row(task: Task, name: str, array: Any) -> None:
     task.array(name, array, offset=-array.strides[0])

@@ -1,8 +1,8 @@
-"""The source of a kernel: what steps the envs of a chunk, written out for the leaves and agents of one class.
+"""The source of a kernel for the CPU: it steps some envs, and is written out for the leaves and agents of one class.
 
 It is Python that Numba compiles, around the user's `reset`, `step` and `observe`. A kernel is a function (task, start,
-stop, tally): see `shoal.compiled.task`. It leaves the returns and lengths of episodes, and all other fields that follow
-from what it writes, to who calls it (`native/kernel.h`): loops that do little with few arrays are the quick ones.
+stop, tally): see `shoal.compiled.task`. Its caller (`native/kernel.h`) computes the returns and lengths of episodes,
+and all other fields that follow from what it writes: a loop is fastest if it does little with few arrays.
 """
 
 from __future__ import annotations
@@ -12,21 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compiled.env import Definition
-from shoal.compiled.task import BEGINS, FRAME_FIELDS, KINDS_OF_LEAVES, LEAVES, PLACES, TALLY
+from shoal.compiled.definition import Definition
+from shoal.compiled.source_parts import (
+    action_shape,
+    clear_lines,
+    fill,
+    indented,
+    observe_lines,
+    policy_call,
+    row_shape,
+    step_call,
+    take_lines,
+    wide_types,
+)  # fmt: skip
+from shoal.compiled.task import BEGINS, FRAME_FIELDS, PLACES, TALLY, extras_place, leaf_place
 from shoal.memory.messages import STATUS_FINAL
 from shoal.native import AUTORESET
-from shoal.spaces.leaves import Leaf
 
-__all__ = [
-    "INDICES", "action_shape", "as_tuple", "constants", "fill", "kernel_source", "loops", "policy_source", "row_shape",
-    "wide_type",
-]  # fmt: skip
+__all__ = ["constants", "kernel_source", "policy_source"]
 
-# The arrays of lanes and frames that it needs, and their types.
+# The arrays of lanes and frames that a kernel needs, and their types.
 TYPES = {"ended": "u1", "run_length": "i8", "reward": "f8", "terminated": "b1", "status": "u1"}
-
-INDICES = "INDICES"
+# The rules of autoreset in the text have their model in shoal/envs/autoreset.py.
+HEAD = "def {}(address, start, stop, tally_address):"
 STEP = """
     for env in range(np.uint64(start), np.uint64(stop)):
         lane = env * AGENTS
@@ -63,7 +71,7 @@ STEP = """
 
 
 def constants(definition: Definition) -> dict[str, Any]:
-    """The names that the source of a kernel needs beside functions."""
+    """Return the values that the source of a kernel uses, by name; functions are not among them."""
     return {
         "np": np, "AGENTS": np.uint64(definition.num_agents), "LANES_BEGUN": definition.num_agents,
         "NEXT_STEP": AUTORESET["next_step"],
@@ -74,30 +82,24 @@ def constants(definition: Definition) -> dict[str, Any]:
         **{f"T_{name}": np.dtype(code) for name, code in TYPES.items()},
         **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
         **{f"T_action_{i}": leaf.dtype for i, leaf in enumerate(definition.action_leaves)},
-        **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
-        **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
+        **wide_types(definition),
     }  # fmt: skip
 
 
-def wide_type(leaf: Leaf) -> np.dtype[Any]:
-    """The type in which `step` gets a leaf of the action."""
-    return np.dtype({"f": np.float64, "b": np.bool_}.get(leaf.dtype.kind, np.int64))
-
-
 def kernel_source(definition: Definition, debug: bool) -> str:
-    """The source of `kernel`.
+    """Write the source of `kernel`.
 
-    It calls reset, step, observe, begin_stream and array_at, which are to be given along with `constants`.
+    It uses `constants`, and the functions reset, step, observe, begin_stream and array_at.
 
     Args:
-        debug: with the state before each step kept, and what is being done, so that what failed can be looked at.
+        debug: whether the kernel keeps the state before each step, and says what it is doing, so that a step that
+            fails can be repeated in plain Python.
     """
     agents = definition.num_agents
-    lines = ["def kernel(address, start, stop, tally_address):"]
-    lines += ["task, tally = array_at(address, (1024,), np.int64), array_at(tally_address, (8,), np.int64)"]
+    lines = ["task, tally = array_at(address, (1024,), np.int64), array_at(tally_address, (8,), np.int64)"]
     lines += [f"{name} = task[{PLACES[name]}]" for name in ("mode", "limit")]
     lines += [f"all_begin = task[{PLACES['resets']}] != 0"]
-    # Without a sign, so that Numba need not ask whether an index counts from the end.
+    # Unsigned, so that Numba does not check whether an index counts from the end.
     lines += [f"slot, lanes = np.uint64(task[{PLACES['slot']}]), np.uint64(task[{PLACES['lanes']}])"]
     lines += [f"rows = np.uint64(task[{PLACES['frames']}]) * lanes", "envs = lanes // AGENTS"]
     lines += ["first, first_row = slot * lanes, slot * envs"]
@@ -124,50 +126,29 @@ def kernel_source(definition: Definition, debug: bool) -> str:
     parts = {
         **{phase.lower(): [f"tally[PHASE] = {phase}"] * debug for phase in ("STEPPING", "RESETTING", "OBSERVING")},
         "step": _step_lines(definition),
-        "observe": _observe_lines(definition, "obs"),
-        "observe_final": _observe_lines(definition, "final"),
-        "clear": ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"],
+        "observe": observe_lines(definition, "obs", "row"),
+        "observe_final": observe_lines(definition, "final", "row"),
+        "clear": clear_lines(),
     }
     if debug:
         parts["stepping"] += ["saved_states[env, :] = state_bytes[env]", "saved_rngs[env, 0] = rng[0]"]
-    return fill("\n".join([lines[0], *(f"    {line}" for line in lines[1:])]) + STEP, parts)
+    return fill("\n".join([HEAD.format("kernel"), *indented(lines)]) + STEP, parts)
 
 
 def _step_lines(definition: Definition) -> list[str]:
-    lines, values = [], []
-    for i, leaf in enumerate(definition.action_leaves):
-        shape = action_shape(leaf, definition.num_agents)
-        values.append(f"given_{i}")
-        if shape:
-            each = loops(shape, f"given_{i}[{INDICES}] = action_{i}[env, {INDICES}]")
-            lines += [f"given_{i} = wide_{i}[env]", *each]
-        else:
-            lines.append(f"given_{i} = wide_type_{i}(action_{i}[env])")
-    action = as_tuple(values) if definition.nested_action else values[0]
+    lines, call = take_lines(definition, "wide_{i}[env]", "env"), step_call(definition)
     if definition.num_agents == 1:
-        return [*lines, f"gain, ending = step(state, {action}, rng)", "reward[at], ends = float(gain), bool(ending)"]
-    return [
-        *lines, "rewards = reward[at : at + AGENTS]", "rewards[:] = 0.0",
-        f"ends = bool(step(state, {action}, rewards, rng))",
-    ]  # fmt: skip
-
-
-def _observe_lines(definition: Definition, kind: str) -> list[str]:
-    lines, values = [], []
-    for i, leaf in enumerate(definition.obs_leaves):
-        shape = row_shape(leaf, definition.num_agents)
-        lines += [f"seen_{i} = {kind}_{i}[row]", *loops(shape, f"seen_{i}[{INDICES}] = 0")]
-        values.append(f"seen_{i}")
-    return [*lines, f"observe(state, {as_tuple(values) if definition.nested_obs else values[0]})"]
+        return [*lines, f"gain, ending = {call}", "reward[at], ends = float(gain), bool(ending)"]
+    return [*lines, "rewards = reward[at : at + AGENTS]", "rewards[:] = 0.0", f"ends = bool({call})"]
 
 
 def policy_source(definition: Definition, params: Sequence[Any]) -> str:
-    """The source of `policy_kernel`, which lets `policy` choose the actions of some lanes.
+    """Write the source of `policy_kernel`, which lets `policy` choose the actions of some lanes.
 
-    It reads observations in the frame `slot` and writes actions, both as a kernel's task has them. Behind the leaves,
-    the task has the address of the lanes' streams, and of each of the params.
+    It reads observations in the frame `slot` and writes actions, both at the addresses in a kernel's task. After the
+    leaves, the task has the address of the lanes' streams, and of each of the params.
     """
-    behind = LEAVES + len(KINDS_OF_LEAVES) * max(len(definition.obs_leaves), len(definition.action_leaves))
+    behind = extras_place(max(len(definition.obs_leaves), len(definition.action_leaves)))
     lines = ["task = array_at(address, (1024,), np.int64)"]
     lines += [f"slot, lanes = task[{PLACES['slot']}], task[{PLACES['lanes']}]"]
     lines += [f"rows = task[{PLACES['frames']}] * lanes", f"rngs = array_at(task[{behind}], (lanes, 1), np.uint64)"]
@@ -180,14 +161,9 @@ def policy_source(definition: Definition, params: Sequence[Any]) -> str:
         lines.append(f"param_{i} = array_at(task[{behind + 1 + i}], ({shape},), T_param_{i})")
     obs = [f"obs_{i}[slot * lanes + lane]" for i, _ in enumerate(definition.obs_leaves)]
     actions = [f"action_{i}[lane]" for i, _ in enumerate(definition.action_leaves)]
-    given = [
-        as_tuple(obs) if definition.nested_obs else obs[0],
-        as_tuple(actions) if definition.nested_action else actions[0],
-        "rngs[lane]",
-        *(f"param_{i}" for i, _ in enumerate(params)),
-    ]
-    lines += ["for lane in range(start, stop):", f"    policy({', '.join(given)})"]
-    return "\n".join(["def policy_kernel(address, start, stop, tally_address):", *(f"    {line}" for line in lines)])
+    call = policy_call(definition, obs, actions, "rngs[lane]", [f"param_{i}" for i, _ in enumerate(params)])
+    lines += ["for lane in range(start, stop):", f"    {call}"]
+    return "\n".join([HEAD.format("policy_kernel"), *indented(lines)])
 
 
 def _array(name: str, shape: str, dtype: str) -> str:
@@ -195,41 +171,4 @@ def _array(name: str, shape: str, dtype: str) -> str:
 
 
 def _leaf_array(kind: str, index: int, shape: Sequence[Any], dtype: str) -> str:
-    place = LEAVES + len(KINDS_OF_LEAVES) * index + KINDS_OF_LEAVES.index(kind)
-    return f"array_at(task[{place}], ({', '.join(map(str, shape))},), {dtype})"
-
-
-def row_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
-    """The shape of one env's part of an observation: of one element where the space has none."""
-    return (agents, *leaf.shape) if agents > 1 else leaf.shape or (1,)
-
-
-def action_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
-    """The same of an action, which is a number where the space has no shape."""
-    return (agents, *leaf.shape) if agents > 1 else leaf.shape
-
-
-def loops(shape: tuple[int, ...], statement: str) -> list[str]:
-    """A statement for each element of an array, with INDICES in it."""
-    names = [f"i{axis}" for axis, _ in enumerate(shape)]
-    heads = [f"for {name} in range({size}):" for name, size in zip(names, shape, strict=True)]
-    lines = [*heads, statement.replace(INDICES, ", ".join(names))]
-    return ["    " * depth + line for depth, line in enumerate(lines)]
-
-
-def as_tuple(values: Sequence[str]) -> str:
-    """These values as a tuple, in source."""
-    return f"({', '.join(values)}{',' if len(values) == 1 else ''})"
-
-
-def fill(source: str, parts: dict[str, list[str]]) -> str:
-    """Put lines where their name stands in braces, as far in as that is."""
-    lines = []
-    for line in source.splitlines():
-        name = line.strip()
-        if name.startswith("{") and name.endswith("}"):
-            margin = line[: len(line) - len(line.lstrip())]
-            lines += [margin + one for one in parts[name[1:-1]]]
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+    return f"array_at(task[{leaf_place(kind, index)}], ({', '.join(map(str, shape))},), {dtype})"

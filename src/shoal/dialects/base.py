@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,11 @@ import numpy as np
 
 from shoal.errors import EnvError, ShoalError
 from shoal.memory.answers import Ready
-from shoal.pool import Pool, refuse_unknown_options
+from shoal.options import refuse_unknown_options
+from shoal.pool import Pool
 from shoal.support.checks import Ids
 
-__all__ = ["POOL_OPTIONS", "ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
-
-# The names of all options of a pool, but for those of the env.
-POOL_OPTIONS = frozenset(inspect.signature(Pool.__init__).parameters) - {"self", "env", "num_envs", "env_kwargs"}
+__all__ = ["ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
 
 
 def open_pool(

@@ -26,10 +26,11 @@ from shoal.dialects.base import ClosedByWith
 from shoal.dialects.external_process import Async, ExternalProcess, Promise, four_values_too
 from shoal.envs.adapt import adapt
 from shoal.errors import BadAction, BadEnv, BadObservation, EnvError, PoolClosed, SpaceMismatch
+from shoal.memory.copies import own_copy
 from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
 from shoal.support.checks import Ids, Seed, check_ids, spread_seed
 from shoal.support.deadline import Deadline
-from shoal.worker.single import identity_of, own_copy, refuse_shared
+from shoal.worker.building import identity_of, refuse_shared
 
 __all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
 

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.vector_env import AutoresetMode
 
+from shoal.backends.registry import is_batched
 from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
 from shoal.dialects.envpool_task import EnvPoolTask, EnvSpec, dm_dialect, named_state, read_task
 from shoal.dialects.time_steps import TimeStepFace
-from shoal.envs.batched import BATCHED
 from shoal.errors import BadAction
 from shoal.memory.answers import Ready
 from shoal.pool import Pool
@@ -65,7 +65,7 @@ def make_spec(task_id: Any, **options: Any) -> EnvSpec:
     """The spec that the envs would have. One of them is made for a moment, to read its spaces."""
     task = read_task(task_id, options)
     backend = task.pool_options.get("backend")
-    if backend in BATCHED:
+    if is_batched(backend):
         pool = Pool(task.env, 1, backend=backend, env_kwargs=task.pool_options["env_kwargs"])
     else:
         pool = Pool(task.env[:1], backend="serial")

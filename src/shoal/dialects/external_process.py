@@ -17,10 +17,10 @@ from shoal.engine.commands import Call
 from shoal.envs.old_gym import OldGymEnv
 from shoal.envs.wrapper_layers import get_attr
 from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WorkerDied
+from shoal.memory.copies import own_copy
 from shoal.pool import Pool
 from shoal.support.checks import check_choice
 from shoal.support.deadline import Deadline
-from shoal.worker.single import own_copy
 
 __all__ = ["Async", "ExternalProcess", "Promise", "four_values_too"]
 

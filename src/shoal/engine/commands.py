@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from shoal.backends.base import Worker
+from shoal.engine.lane_table import LaneTable
 from shoal.engine.recovery import Recovery
 from shoal.engine.timeouts import Timeouts
-from shoal.engine.workers import Workers
 from shoal.errors import ConcurrentUse, ShoalError, StepTimeout, WorkerDied
 from shoal.memory.packed_errors import PackedError
 from shoal.support.checks import Ids
@@ -34,27 +34,18 @@ class Commands:
     """Talks to the workers.
 
     Args:
-        lanes: the core's Lanes, whose `with` keeps other threads out.
         on_death: closes the pool after a worker's death; returns the error to raise.
+
+    Attributes:
+        over: why another thread has closed the pool; None while it is open.
     """
 
     def __init__(
-        self,
-        workers: Workers,
-        lanes: Any,
-        recovery: Recovery,
-        timeouts: Timeouts,
-        on_death: Callable[[ShoalError], ShoalError],
+        self, table: LaneTable, recovery: Recovery, timeouts: Timeouts, on_death: Callable[[ShoalError], ShoalError]
     ):
-        self._workers, self._lanes, self._recovery, self._timeouts, self._on_death = (
-            workers,
-            lanes,
-            recovery,
-            timeouts,
-            on_death,
-        )
-        self._owner = workers.owner_of_lanes()
-        self.over: ShoalError | None = None  # why the pool was closed, by another thread
+        self._table, self._core, self._workers = table, table.core, table.workers
+        self._recovery, self._timeouts, self._on_death = recovery, timeouts, on_death
+        self.over: ShoalError | None = None
 
     def start(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline) -> Call:
         """Send a command to the envs' workers."""
@@ -73,7 +64,7 @@ class Commands:
     def _call(self, worker: Worker, command: str, *args: Any) -> int | None:
         """The ticket; None when it was dead before it could have heard of it, and is being replaced."""
         try:
-            with self._lanes, self._talking_to(worker):
+            with self._core, self._talking_to(worker):
                 return worker.call(command, *args)
         except WorkerDied:
             if self._workers.is_away(worker.index):
@@ -89,7 +80,7 @@ class Commands:
         return [value for _, value in call.results]
 
     def command(self, ids: Ids, name: str, arguments: Arguments, deadline: Deadline) -> list[Any]:
-        """Send a command, also to lanes whose answers wait to be received: the results, errors among them."""
+        """Send a command, also to lanes with answers that wait to be received: the results, errors among them."""
         call = self.start(ids, name, arguments, deadline)
         self._fetch(call, deadline)
         return [value for _, value in call.results]
@@ -107,7 +98,7 @@ class Commands:
         while True:
             look_ns = self._timeouts.next_word(deadline, began_ns)
             try:
-                with self._lanes:
+                with self._core:
                     return worker.reply(ticket, Deadline(deadline.seconds, look_ns))
             except ConcurrentUse:
                 raise
@@ -125,13 +116,13 @@ class Commands:
             raise self.over  # another thread has closed the pool
         if not isinstance(error, ShoalError):
             raise error
-        self._recovery.bury(worker, error)
+        self._recovery.handle_death(worker, error)
 
     def by_worker(self, ids: Ids) -> list[tuple[Worker, list[int], list[int]]]:
         """The lanes grouped by worker: (worker, its lanes, their places in `ids`)."""
         groups: dict[int, tuple[list[int], list[int]]] = {}
         for row, lane in enumerate(ids.tolist()):
-            lanes, rows = groups.setdefault(int(self._owner[lane]), ([], []))
+            lanes, rows = groups.setdefault(int(self._table.owner[lane]), ([], []))
             lanes.append(lane)
             rows.append(row)
         return [(self._workers[w], lanes, rows) for w, (lanes, rows) in groups.items()]

@@ -12,7 +12,7 @@ from shoal.errors import BadCall, BadEnv
 from shoal.memory.messages import LaneGroup
 from shoal.support.checks import Ids
 
-__all__ = ["Groups", "choose_mode"]
+__all__ = ["LaneGroups", "choose_mode"]
 
 
 def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
@@ -32,7 +32,7 @@ def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
     return asked
 
 
-class Groups:
+class LaneGroups:
     """The groups of a pool's lanes; where envs have one lane each, there are none.
 
     Attributes:
@@ -58,7 +58,7 @@ class Groups:
         self._resets_alone = all(lanes.resets_alone for lanes in groups) and not replaces
 
     def last_of(self, lane: int) -> int:
-        """The lane whose answer says that all of the group have answered."""
+        """The last lane of the group: once it has answered, all of them have."""
         return int(self.leader[lane]) if self.some else lane
 
     def of(self, lane: int) -> Ids:

@@ -1,9 +1,9 @@
-"""Keeps a pool going while envs and workers are lost and replaced: who is lost, who is away, which requests must wait.
+"""Keeps a pool going while envs and workers are lost and replaced.
 
-A lane whose env was lost is `due`: its next request becomes an order to its new env (messages.Order), whose answer
-reports the loss once. A request that cannot be posted now, because its worker is being replaced or must rest, is held.
-Nobody else than the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: what
-was asked of the old worker can never be answered by it any more, and is asked of the new one under a new number.
+A lane is **due** when its env was lost: its next request becomes an order to its new env (messages.Order), and the
+answer reports the loss once. A request is **held** when it cannot be posted now, because its worker is being replaced
+or must rest. Only the caller writes to the lanes of a worker that is gone, so their sequence numbers stay in order: the
+old worker can no longer answer what it was asked, and the new one is asked under a new number.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ import numpy as np
 
 from shoal import native
 from shoal.backends.base import Worker
-from shoal.backends.processes import ProcessWorker
-from shoal.engine.lane_groups import Groups
+from shoal.engine.busy import HeldRequest
+from shoal.engine.lane_table import LaneTable
+from shoal.engine.recycling import Recycling
+from shoal.engine.replacement import Replacement
 from shoal.engine.restarts import Loss, Restarts
-from shoal.engine.workers import Replacement, Workers
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
-from shoal.memory.answers import Frames
 from shoal.memory.messages import STATUS_ERROR, STATUS_NOTE, Order
 from shoal.memory.packed_errors import PackedError
-from shoal.memory.slab import Slab
 from shoal.native.counters import POOL_RESTARTS
-from shoal.support.checks import Ids, check_choice, positive_number, whole_number
+from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
-__all__ = ["HeldRequest", "Recovery", "RecoveryPolicy"]
+__all__ = ["Recovery", "RecoveryPolicy"]
 
 log = logging.getLogger("shoal")
-WEIGH_EVERY = 0.02  # seconds between two looks at a worker's memory; each has its turn
 NEVER_SEEN = 255  # no frame has this number
 SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are
 
@@ -44,28 +42,17 @@ class RecoveryPolicy:
     """What a pool does about losses.
 
     Attributes:
-        same_step: whether an answer that ends an episode brings the next one's first observation along.
+        resets_at_once: whether an answer that ends an episode brings the next one's first observation along.
         restart: whether lost envs are replaced; otherwise the pool is closed when a worker dies.
         max_restarts, window: the budget, see Restarts.
         recycle_after: bytes that a worker may grow by until it is replaced at an episode's end; None for any.
     """
 
-    same_step: bool = False
+    resets_at_once: bool = False
     restart: bool = False
     max_restarts: int = 10
     window: float = 600.0
     recycle_after: int | None = None
-
-    @classmethod
-    def checked(cls, on_error: str, max_restarts: Any, restart_window: Any, recycle_after: Any) -> RecoveryPolicy:
-        """From a pool's options. Raises ValueError for those that make no sense."""
-        check_choice("on_error", on_error, ("raise", "restart"))
-        return cls(
-            restart=on_error == "restart",
-            max_restarts=whole_number("max_restarts", max_restarts, 1, 10**9),
-            window=positive_number("restart_window", restart_window),
-            recycle_after=None if recycle_after is None else whole_number("recycle_after", recycle_after, 1, 2**62),
-        )
 
     @property
     def replaces(self) -> bool:
@@ -73,73 +60,41 @@ class RecoveryPolicy:
         return self.restart or self.recycle_after is not None
 
 
-@dataclass(frozen=True)
-class HeldRequest:
-    """A request that waits: what was asked for, and when it may be posted at the earliest.
-
-    `objects`: the parts of the action that have no array; None for none.
-    """
-
-    op: int
-    seed: int | None = None
-    options: dict[str, Any] | None = None
-    objects: list[Any] | None = None
-    not_before_ns: int = 0
-
-
 class Recovery:
-    """The losses, and the requests that wait for them to be mended.
+    """The losses, and the requests that wait until the losses are made good.
 
     Args:
-        state: uint8 [lanes], as the core has it.
-        lanes: the core's Lanes.
-        groups: which lanes are one env's, and are lost together.
         on_death: closes the pool; returns the error to raise.
     """
 
-    def __init__(
-        self,
-        slab: Slab,
-        workers: Workers,
-        data: Frames,
-        state: Any,
-        lanes: Any,
-        groups: Groups,
-        policy: RecoveryPolicy,
-        on_death: Callable[[ShoalError], ShoalError],
-    ):
-        self.policy, self.restarts = policy, Restarts(slab.layout.lanes, policy.max_restarts, policy.window)
-        self.held: dict[int, HeldRequest] = {}
+    def __init__(self, table: LaneTable, policy: RecoveryPolicy, on_death: Callable[[ShoalError], ShoalError]):
+        self.policy, self.restarts = policy, Restarts(table.count, policy.max_restarts, policy.window)
         self.troubled = False  # whether anything is out of the ordinary: due, held, away or about to be recycled
+        self._table, self._busy, self._workers = table, table.busy, table.workers
+        self._frames, self._groups, self._on_death = table.answers, table.groups, on_death
         self._told: dict[int, Loss] = {}  # what the last order of a lane was about
         self._asked: dict[int, HeldRequest] = {}  # the last request of a lane that was no plain step
-        self._workers, self._data, self._state, self._lanes, self._on_death = workers, data, state, lanes, on_death
-        self._owner, self._frames = workers.owner_of_lanes(), slab.layout.frames
-        self._groups = groups
-        self._slot, self._op, self._status = slab.array("slot"), slab.array("op"), slab.array("status")
-        self._requested, self._answered = slab.array("requested"), slab.array("answered")
-        self._pool_stats = slab.array("pool_stats")
-        # Of the last answer that the caller has seen.
-        self._seen_slot = np.full(slab.layout.lanes, NEVER_SEEN, np.uint8)
-        self._next_weighing = 0.0
+        self._pool_stats = table.slab.array("pool_stats")
+        # Where the last answer is that the caller has seen.
+        self._seen_slot = np.full(table.count, NEVER_SEEN, np.uint8)
         self._failed: list[Replacement] = []  # those that must be tried again
-        self._weighed = -1  # the worker whose memory was looked at last
-        self._heavy: set[int] = set()  # workers that have grown too much
-        self._leaving: set[int] = set()  # workers that shall be recycled as soon as they have nothing to do
+        self._recycling = Recycling(policy.recycle_after, table.workers)
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def sort_out(self, ids: Ids) -> tuple[Ids, list[int]]:
         """Those of the lanes that can be posted now, and those that must be held."""
-        later = [lane for lane in ids.tolist() if lane in self.restarts.due or self._is_away(int(self._owner[lane]))]
+        later = [lane for lane in ids.tolist() if lane in self.restarts.due or self._is_away(lane)]
         return (ids[~np.isin(ids, later)], later) if later else (ids, later)
 
-    def _is_away(self, index: int) -> bool:
-        return self._workers.is_away(index) or index in self._leaving
+    def _is_away(self, lane: int) -> bool:
+        """Whether the worker of a lane is being replaced, or is about to be."""
+        index = int(self._table.owner[lane])
+        return self._workers.is_away(index) or index in self._recycling.leaving
 
-    def hold(self, lane: int, held: HeldRequest) -> None:
+    def hold(self, lane: int, request: HeldRequest) -> None:
         """Keep a request until its worker is there and its time has come."""
-        self.held[lane] = held
+        self._busy.hold(lane, request)
         self.troubled = True
 
     def resets(self, asked: dict[int, tuple[int | None, dict[str, Any] | None]]) -> None:
@@ -150,10 +105,10 @@ class Recovery:
                 self.restarts.seeds[lane] = seed
 
     def next_release_ns(self) -> int | None:
-        """When something that is held may be posted at the latest; None for "when it is cried out"."""
-        if self._leaving:
+        """When something that is held may be posted at the latest; None where the pool will be woken."""
+        if self._recycling.leaving:
             return time.monotonic_ns() + 5_000_000
-        times = [held.not_before_ns for lane, held in self.held.items() if not self._is_away(int(self._owner[lane]))]
+        times = [held.not_before_ns for lane, held in self._busy.held.items() if not self._is_away(lane)]
         return min(times, default=None)
 
     def release(self, tell: Callable[..., bool]) -> None:
@@ -161,31 +116,30 @@ class Recovery:
         self.note_posted()
         now = time.monotonic_ns()
         posts: dict[int, list[int]] = {native.OP_STEP: [], native.OP_RESET: [], native.OP_RESTART: []}
-        with self._lanes:  # workers are talked to by one thread at a time
+        with self._table.core:  # workers are talked to by one thread at a time
             self._recycle()
-            for lane, held in list(self.held.items()):
-                worker = self._workers[self._owner[lane]]
-                if held.not_before_ns > now or self._is_away(worker.index):
+            for lane, held in list(self._busy.held.items()):
+                if held.not_before_ns > now or self._is_away(lane):
                     continue
-                if self._prepare(lane, held, worker, tell):
+                if self._prepare(lane, held, self._table.worker_of(lane), tell):
                     posts[native.OP_RESTART if lane in self.restarts.due else held.op].append(lane)
         for op, lanes in posts.items():
             # A worker that was told and then died has taken its lanes back.
-            ids = np.array([lane for lane in lanes if not self._is_away(int(self._owner[lane]))], np.int64)
+            ids = np.array([lane for lane in lanes if not self._is_away(lane)], np.int64)
             if len(ids):
-                self._lanes.post(ids, op)
+                self._table.core.post(ids, op)
         self.note_posted()
         self.look()
 
     def note_posted(self) -> None:
         """What was held and is pending in the core is held no more.
 
-        The core's word counts, whenever somebody asks: an interrupt may come between a post and a note of it.
+        What the core says counts: an interrupt may come between a post and a note of it.
         """
-        for lane in [lane for lane in self.held if self._state[lane]]:
+        for lane in [lane for lane in self._busy.held if self._busy.is_posted(lane)]:
             if lane in self.restarts.due:
                 self._told[lane] = self.restarts.due.pop(lane)
-            self._asked[lane] = self.held.pop(lane)
+            self._asked[lane] = self._busy.released(lane)
 
     def _prepare(self, lane: int, held: HeldRequest, worker: Worker, tell: Callable[..., bool]) -> bool:
         if lane in self.restarts.due:
@@ -196,17 +150,19 @@ class Recovery:
 
     def _order(self, lane: int, held: HeldRequest) -> Order:
         seen = int(self._seen_slot[lane])
-        between = seen == NEVER_SEEN or (self._data.ended_in(seen, lane) and not self.policy.same_step)
+        between = seen == NEVER_SEEN or (self._frames.ended_in(seen, lane) and not self.policy.resets_at_once)
         begin = held.op == native.OP_RESET or between
         seed = self.restarts.seed(lane) if held.seed is None else held.seed
         return Order(
-            lane, self.restarts.due[lane].rebuild, begin, seed, held.options, seen, self._data.objects_of(lane),
+            lane, self.restarts.due[lane].rebuild, begin, seed, held.options, seen, self._frames.objects_of(lane),
             self.restarts.report(lane),
         )  # fmt: skip
 
     def look(self) -> None:
         """See whether all is well again."""
-        self.troubled = bool(self.held or self.restarts.due or self._workers.repairs or self._leaving)
+        self.troubled = bool(
+            self._busy.held or self.restarts.due or self._workers.replacements or self._recycling.leaving
+        )
 
     # ---- answers -----------------------------------------------------------------------------------------------
 
@@ -215,28 +171,27 @@ class Recovery:
         if slot >= 0 and len(ids) == len(self._seen_slot):
             self._seen_slot.fill(slot)
         else:
-            self._seen_slot[ids] = self._slot[ids] if slot < 0 else slot
-        if self.policy.recycle_after is not None:
-            if time.monotonic() >= self._next_weighing:
-                self._weigh()
-            if self._heavy:
-                self._look_for_ends(ids)
+            self._seen_slot[ids] = self._table.slot[ids] if slot < 0 else slot
+        if self.policy.recycle_after is not None and self._recycling.look(self._is_index_away):
+            ended = ids[self._frames.ended(ids)]
+            # A worker that has grown too much is recycled when an episode of its envs ends.
+            self.troubled |= self._recycling.may_leave(set(self._table.owner[ended].tolist()))
 
     def dropped(self, ids: Ids) -> None:
-        """Nobody has seen these answers: the last ones that the caller has seen are the lanes' last ones again."""
-        for lane in ids[self._op[ids] == native.OP_RESTART].tolist():
+        """The caller will not see these answers: those that it has seen last are the lanes' last ones again."""
+        for lane in ids[self._table.op[ids] == native.OP_RESTART].tolist():
             # It is still to be told, unless the lane has lost another env since: then that is.
             self.restarts.due.setdefault(lane, self._told[lane])
             self.troubled = True
         seen = ids[self._seen_slot[ids] != NEVER_SEEN]
-        self._slot[seen] = self._seen_slot[seen]
+        self._table.slot[seen] = self._seen_slot[seen]
 
     def seen_slots(self, ids: Any) -> set[int]:
         """The frames in which the last answers of these lanes are that the caller has seen."""
         return set(self._seen_slot[ids].tobytes()) - {NEVER_SEEN}
 
     def realigned(self, slot: int) -> None:
-        """All lanes' last answers are in this frame now; what nobody has seen stays unseen."""
+        """All lanes' last answers are in this frame now; answers that the caller has not seen stay unseen."""
         self._seen_slot[self._seen_slot != NEVER_SEEN] = slot
 
     def resumed(self, slot: int) -> None:
@@ -259,7 +214,7 @@ class Recovery:
         not_before_ns = time.monotonic_ns() + int(delay * 1e9)
         for lane in lanes.tolist():
             self._lose(lane, loss)
-            self._take_back(lane, True, not_before_ns)
+            self.hold(lane, self._asked_again(lane, True, not_before_ns))
         return True
 
     def _lose(self, lane: int, loss: Loss) -> None:
@@ -269,45 +224,45 @@ class Recovery:
     def _has_worked(self, lanes: Iterable[int]) -> bool:
         """Whether one of these lanes has made a step since its env was built anew."""
         seen = [(int(self._seen_slot[lane]), lane) for lane in lanes]
-        return any(slot != NEVER_SEEN and self._data.is_step(slot, lane) for slot, lane in seen)
+        return any(slot != NEVER_SEEN and self._frames.is_step(slot, lane) for slot, lane in seen)
 
-    def _take_back(self, lane: int, guilty: bool, not_before_ns: int = 0) -> None:
-        """Hold a lane's last request once more; it will be written into the same frame.
+    def _asked_again(self, lane: int, guilty: bool, not_before_ns: int = 0) -> HeldRequest:
+        """The last request of a lane, to be held once more; its answer will be written into the same frame.
 
         Args:
             guilty: the env was lost over it. A seed that came with it is not tried again: it may be to blame.
         """
-        op = int(self._op[lane])
-        held = HeldRequest(native.OP_STEP) if op == native.OP_STEP else self._asked[lane]
-        self._slot[lane] = (int(self._slot[lane]) - 1) % self._frames
+        op, slot = int(self._table.op[lane]), self._table.slot
+        request = HeldRequest(native.OP_STEP) if op == native.OP_STEP else self._asked[lane]
+        slot[lane] = (int(slot[lane]) - 1) % self._table.frame_count
         if guilty:
-            held = replace(held, seed=None)
-        self.hold(lane, replace(held, objects=None, not_before_ns=not_before_ns))
+            request = replace(request, seed=None)
+        return replace(request, objects=None, not_before_ns=not_before_ns)
 
     # ---- workers -----------------------------------------------------------------------------------------------
 
     def news(self) -> None:
-        """See who has died and who is back. Raises, with the pool closed, where nothing is to be done about it."""
+        """See which workers have died and which are back. Raises, with the pool closed, where nothing can be done."""
         try:
             for worker in self._workers.dead():
-                self.bury(worker, worker.death())
-            self._failed += [repair for repair in self._workers.finished() if repair.error is not None]
+                self.handle_death(worker, worker.death())
+            self._failed += [one for one in self._workers.finished() if one.error is not None]
             while self._failed:
                 self._try_again(self._failed[0], self._failed[0].error)
                 del self._failed[0]
         except Exception:
             raise  # the pool is closed
         except BaseException:
-            self._lanes.alarm()  # an interrupt, halfway: who waits next looks again
+            self._table.core.alarm()  # an interrupt, halfway: the next wait looks again
             raise
         self.look()
 
     def news_if_mended(self) -> None:
-        """Before a call: see who is gone, if that is to be mended rather than told."""
+        """Before a call: see which workers are gone, if they are replaced rather than reported."""
         if self.policy.restart:
             self.news()
 
-    def bury(self, worker: Worker, error: ShoalError) -> None:
+    def handle_death(self, worker: Worker, error: ShoalError) -> None:
         """A worker is gone: have it replaced. Raises, with the pool closed, where that must not be."""
         mend = worker.isolated and worker.replaceable and self.policy.restart
         if not mend or not isinstance(error, WorkerDied):
@@ -317,7 +272,7 @@ class Recovery:
         culprit = f"worker {worker.index}" if error.env_id is None else error.env_id
         guilty = worker.env_ids if error.env_id is None else self._groups.of(error.env_id).tolist()
         delay = self.restarts.blame(culprit, self._has_worked(guilty))
-        worker.bury()
+        worker.reap()
         if delay is None:
             raise self._on_death(self._spent(error))
         story = str(error).partition("\n")[0]
@@ -328,44 +283,43 @@ class Recovery:
             self._lose(lane, loss)
         self._orphan(worker, [] if error.env_id is None else guilty)
         self._settle_requests(worker)
-        self._heavy.discard(worker.index)
-        self._leaving.discard(worker.index)
+        self._recycling.forget(worker.index)
         self._workers.replace(worker, delay)
         self.troubled = True
 
     def _orphan(self, worker: Worker, guilty: Collection[int] = ()) -> None:
         """The lanes' worker is gone. An answer that is whole will be delivered; anything less is asked for again."""
-        lanes = np.arange(worker.start, worker.stop)
-        pending = lanes[self._state[lanes] != 0]
-        untold = {self._groups.last_of(lane) for lane in pending.tolist() if not self._is_told(worker, lane)}
-        for lane in pending.tolist():
+        posted = self._busy.posted_among(np.arange(worker.start, worker.stop)).tolist()
+        untold = {self._groups.last_of(lane) for lane in posted if not self._is_told(worker, lane)}
+        for lane in posted:
             if self._groups.last_of(lane) in untold:  # a group is whole or not
-                self._state[lane] = 0
-                self._take_back(lane, lane in guilty)
+                self._busy.hold_again(lane, self._asked_again(lane, lane in guilty))
+                self.troubled = True
 
     def _is_told(self, worker: Worker, lane: int) -> bool:
         """Whether a lane has answered, and its note, if it has one, is here."""
-        if self._answered[lane] != self._requested[lane]:
+        table = self._table
+        if table.answered[lane] != table.requested[lane]:
             return False
-        noted = self._status[self._slot[lane], lane] & STATUS_NOTE
-        return not noted or worker.has_note(lane, int(self._requested[lane]))
+        noted = table.status[table.slot[lane], lane] & STATUS_NOTE
+        return not noted or worker.has_note(lane, int(table.requested[lane]))
 
     def _settle_requests(self, worker: Worker) -> None:
         """The new worker must not find half a request."""
         lanes = slice(worker.start, worker.stop)
-        self._answered[lanes] = self._requested[lanes]
+        self._table.answered[lanes] = self._table.requested[lanes]
 
-    def _try_again(self, repair: Replacement, error: ShoalError | None) -> None:
+    def _try_again(self, replacement: Replacement, error: ShoalError | None) -> None:
         """A new worker could not be started."""
         assert error is not None
-        delay = self.restarts.blame(f"worker {repair.old.index}")
+        delay = self.restarts.blame(f"worker {replacement.old.index}")
         if delay is None:
             raise self._on_death(self._spent(error))
         loss = Loss("died", str(error).partition("\n")[0], rebuild=False)
-        for lane in repair.old.env_ids:
+        for lane in replacement.old.env_ids:
             if lane not in self.restarts.due:  # it was to be moved, and its state is lost now
                 self._lose(lane, loss)
-        self._workers.replace(repair.old, delay)
+        self._workers.replace(replacement.old, delay)
 
     def _spent(self, error: ShoalError) -> ShoalError:
         if isinstance(error, WorkerDied):
@@ -375,9 +329,9 @@ class Recovery:
 
     def await_worker(self, index: int, deadline: Deadline) -> Worker:
         """The worker of this index, once it is there."""
-        while (repair := self._workers.repairs.get(index)) is not None:
-            if not repair.wait(deadline.left):
-                ids = repair.old.env_ids
+        while (replacement := self._workers.replacements.get(index)) is not None:
+            if not replacement.wait(deadline.left):
+                ids = replacement.old.env_ids
                 raise StepTimeout(f"worker {index} was not back after {deadline.seconds} s", ids)
             self.news()
         return self._workers[index]
@@ -392,50 +346,33 @@ class Recovery:
 
     # ---- recycling ---------------------------------------------------------------------------------------------
 
-    def _weigh(self) -> None:
-        """One worker after another: has it grown too much?"""
-        self._next_weighing = time.monotonic() + WEIGH_EVERY
-        self._weighed = (self._weighed + 1) % len(self._workers)
-        worker = self._workers[self._weighed]
-        if isinstance(worker, ProcessWorker) and not self._is_away(worker.index):
-            worker.look_at_memory()
-            if (worker.memory or 0) - (worker.memory_at_start or 0) > (self.policy.recycle_after or 0):
-                self._heavy.add(worker.index)
-
-    def _look_for_ends(self, ids: Ids) -> None:
-        """A worker that has grown too much is recycled when an episode of its envs ends."""
-        ended = ids[self._data.ended(ids)]
-        due = self._heavy.intersection(self._owner[ended].tolist())
-        if due:
-            self._heavy -= due
-            self._leaving |= due
-            self.troubled = True
+    def _is_index_away(self, index: int) -> bool:
+        return self._is_away(self._workers[index].start)
 
     def _recycle(self) -> None:
         """Replace those that have grown too much and have nothing to do."""
-        for index in list(self._leaving):
+        table = self._table
+        for index in list(self._recycling.leaving):
             worker = self._workers[index]
             lanes = np.arange(worker.start, worker.stop)
-            pending = self._state[lanes].astype(bool)
-            # An env that has raised must be told of before anything becomes of its worker.
-            raised = (self._status[self._slot[lanes], lanes] & STATUS_ERROR) != 0
-            busy = pending & ((self._answered[lanes] != self._requested[lanes]) | raised)
-            if isinstance(worker, ProcessWorker) and not busy.any():
-                self._leaving.discard(index)
+            posted = self._busy.posted_among(lanes)
+            # An env that has raised must be reported before anything becomes of its worker.
+            raised = (table.status[table.slot[posted], posted] & STATUS_ERROR) != 0
+            if not ((table.answered[posted] != table.requested[posted]) | raised).any():
+                self._recycling.forget(index)
                 self._replace_grown(worker, lanes)
 
-    def _replace_grown(self, worker: ProcessWorker, lanes: Ids) -> None:
+    def _replace_grown(self, worker: Worker, lanes: Ids) -> None:
         """Envs in the middle of an episode move to the new worker with their state, where that can be saved."""
-        growth = ((worker.memory or 0) - (worker.memory_at_start or 0)) / 2**20
-        loss = Loss("recycled", f"worker {worker.index} had grown by {growth:.0f} MiB", rebuild=False)
+        loss = Loss("recycled", f"worker {worker.index} had grown by {worker.growth / 2**20:.0f} MiB", rebuild=False)
         # Under same_step the next episode has begun, and its first observation was seen.
-        whole = self.policy.same_step or self._groups.some
-        moving = (lanes if whole else lanes[~self._data.ended(lanes)]).tolist()
+        whole = self.policy.resets_at_once or self._groups.some
+        moving = (lanes if whole else lanes[~self._frames.ended(lanes)]).tolist()
         deadline = Deadline.after(SAVE_TIMEOUT)
         try:
             saved = worker.reply(worker.call("save", moving), deadline) if moving else []
         except ShoalError as error:
-            self.bury(worker, error if isinstance(error, WorkerDied) else worker.death())
+            self.handle_death(worker, error if isinstance(error, WorkerDied) else worker.death())
             return
         states = {lane: state for lane, state in zip(moving, saved, strict=True) if not isinstance(state, PackedError)}
         self._workers.retire(worker, deadline, states)

@@ -22,7 +22,7 @@ class Loss:
         kind: "raised", "died", "timed out" or "recycled".
         text: the story in one line.
         rebuild: its worker lives, and still has the old env.
-        culprit: the env that is to blame, which may be another one of the same worker; -1 where nobody is.
+        culprit: the env that is to blame, which may be another one of the same worker; -1 where none is.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Restarts:
         self._in_vain: dict[Any, int] = {}  # restarts in a row without a step in between
 
     def blame(self, culprit: Any, progress: bool = False) -> float | None:
-        """Note a restart that somebody has caused: the seconds to wait before it, None when the budget is spent.
+        """Note a restart, and what has caused it: the seconds to wait before it, None when the budget is spent.
 
         Args:
             progress: whether the culprit has worked since its last restart; then there is no reason to wait.

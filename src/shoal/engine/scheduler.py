@@ -8,34 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
 from shoal import native
-from shoal.backends.base import Worker
+from shoal.engine.actions import ActionWriter
+from shoal.engine.busy import HeldRequest
+from shoal.engine.collector import Collector, concurrent_use
 from shoal.engine.commands import Arguments, Call, Commands
-from shoal.engine.lane_groups import Groups
-from shoal.engine.recovery import HeldRequest, Recovery, RecoveryPolicy
+from shoal.engine.lane_table import LaneTable
+from shoal.engine.recovery import Recovery
 from shoal.engine.restarts import Loss
+from shoal.engine.settings import SchedulerSettings
 from shoal.engine.timeouts import Timeouts
-from shoal.engine.workers import Workers
 from shoal.errors import (
     CallPending,
     CannotSnapshot,
-    ConcurrentUse,
     EnvError,
     NothingPending,
     ResetNeeded,
     ShoalError,
     StepTimeout,
 )
-from shoal.memory.answers import Frames, Ready
+from shoal.memory.answers import Ready
 from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note
-from shoal.memory.slab import Slab
-from shoal.spaces.leaves import Kind, Leaf, read_actions
 from shoal.support.checks import Ids
 from shoal.support.deadline import NEVER, Deadline
 
@@ -43,100 +42,51 @@ __all__ = ["Scheduler"]
 
 
 class Scheduler:
-    """Requests and answers of the lanes of one slab.
+    """Requests and answers of the lanes of one pool.
 
     Args:
-        data: where answers are read from.
-        check_boxes: whether Box actions must be within their bounds.
-        user_resets: whether envs whose episode is over must be reset by the user before they are stepped.
-        fifo: whether lanes are received strictly in the order in which they were sent.
-        spin_ns: how long a wait spins before it sleeps.
-        step_timeout: seconds that one env may take for a step or a reset.
-        policy: what to do about envs and workers that are lost.
-        groups: which lanes are one env's.
-        window: 0, or how many neighbours are always received together.
         on_death: closes the pool after a worker's death; returns the error to raise.
     """
 
-    def __init__(
-        self,
-        slab: Slab,
-        workers: Workers,
-        data: Frames,
-        action_leaves: Sequence[Leaf],
-        check_boxes: bool,
-        user_resets: bool,
-        fifo: bool,
-        spin_ns: int,
-        step_timeout: float | None,
-        policy: RecoveryPolicy,
-        groups: Groups,
-        window: int,
-        on_death: Callable[[ShoalError], ShoalError],
-    ):
-        self._groups, self._window = groups, window
-        self._workers, self._data, self._on_death = workers, data, on_death
-        self._user_resets, self._fifo, self._spin_ns = user_resets, fifo, spin_ns
-        self._count, self._frames = slab.layout.lanes, slab.layout.frames
-        self._state = slab.array("pending")  # 1 where a request is; kept by the core
-        self._pending = 0
-        self._sent_at = np.zeros(self._count, np.int64)  # each lane's place in the order of sends, for fifo
-        self._sends = 0
-        self._must_reset = np.ones(self._count, np.bool_)
+    def __init__(self, table: LaneTable, settings: SchedulerSettings, on_death: Callable[[ShoalError], ShoalError]):
+        self.table, self._busy, self._core, self._frames = table, table.busy, table.core, table.answers
+        self._groups, self._window = table.groups, settings.window
+        self._user_resets, self._fifo, self._spin_ns = settings.user_resets, settings.fifo, settings.spin_ns
+        self._must_reset = np.ones(table.count, np.bool_)
         self._some_must_reset = True
-        self._owner = workers.owner_of_lanes()
-        self._lanes: Any = native.Lanes(slab, self._state, self._owner, *workers.bells(), groups.leader, window)
-        self._prompt = workers.prompt
+        workers = table.workers
+        self._prompt, self._inline = workers.prompt, workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
-            self._lanes.use_kernel(workers.inline.kernel)
-        self._out = np.zeros(self._count, np.int64)
-        self._all_ids = np.arange(self._count, dtype=np.int64)
-        self._whole = [Ready(self._all_ids, 0, slot, {}) for slot in range(slab.layout.frames)]
-        self._status, self._slot, self._op = slab.array("status"), slab.array("slot"), slab.array("op")
-        self._requested, self._answered = slab.array("requested"), slab.array("answered")
-        self._done_ns = slab.array("done_ns")
-        self._lanes.refuse_with(_concurrent)
-        data.handed = self._lanes.handed
-        self._timeouts = Timeouts(slab, workers, self._owner, step_timeout)
-        self._recovery = Recovery(slab, workers, data, self._state, self._lanes, groups, policy, on_death)
-        self._replaces = policy.replaces
-        self.commands = Commands(workers, self._lanes, self._recovery, self._timeouts, on_death)
-        self._prepare_actions(slab, action_leaves, check_boxes)
-        workers.watch(self._lanes.ring, self._lanes.alarm, step_timeout)
-
-    def _prepare_actions(self, slab: Slab, leaves: Sequence[Leaf], check_boxes: bool) -> None:
-        self._action_leaves, self._check_boxes = leaves, check_boxes
-        self._action_arrays = slab.leaf_arrays("action", leaves)
-        self._has_objects = any(leaf.kind is Kind.OBJECT for leaf in leaves)
-        leaf = leaves[0] if len(leaves) == 1 else None
-        if leaf is not None and leaf.kind is Kind.ARRAY and not leaf.path:
-            # The common case: the core checks and copies one array by itself.
-            bounds = (leaf.low, leaf.high) if leaf.discrete or check_boxes else (np.zeros(0), np.zeros(0))
-            self._lanes.use_action(slab.describe("action", leaves)[0], *bounds)
+            self._core.use_kernel(workers.inline.kernel)
+        self._whole = [Ready(table.all_ids, 0, slot, {}) for slot in range(table.frame_count)]
+        self._core.refuse_with(concurrent_use)
+        self._frames.handed = self._core.handed
+        self._timeouts = Timeouts(table, settings.step_timeout)
+        self._recovery = Recovery(table, settings.policy, on_death)
+        self._replaces = settings.policy.replaces
+        self.commands = Commands(table, self._recovery, self._timeouts, on_death)
+        self._collector = Collector(table, self._recovery, self._timeouts, self.commands, settings.spin_ns)
+        self._actions = ActionWriter(table, settings.action_leaves, settings.check_boxes)
+        workers.watch(self._core.ring, self._core.alarm, settings.step_timeout)
 
     @property
     def pending(self) -> Ids:
         """The lanes that were sent to and not yet received from."""
-        busy = np.flatnonzero(self._state)
-        return np.union1d(busy, list(self._recovery.held)).astype(np.int64) if self._recovery.held else busy
+        return self._busy.all()
 
     # ---- requests --------------------------------------------------------------------------------------------
 
     def send(self, actions: Any, ids: Ids | None) -> None:
         """Ask lanes (None: all) for a step."""
-        self._lanes.arrive()
-        lanes = self._all_ids if ids is None else ids
+        self._core.arrive()
+        lanes = self.table.all_ids if ids is None else ids
         if self._groups.some:
             self._groups.check_whole(lanes, "send")
-        with self._lanes:
+        with self._core:
             self._check_idle(lanes)
             if self._some_must_reset:
                 self._check_reset(lanes)
-            values = read_actions(self._action_leaves, actions, lanes, self._check_boxes)
-            for array, value in zip(self._action_arrays, values, strict=True):
-                if array is not None:
-                    array[lanes] = value
-            objects = self._object_columns(values)
+            objects = self._actions.write(actions, lanes)
             now = lanes if not self._recovery.troubled else self._recovery.sort_out(lanes)[0]
             row_of = {lane: row for row, lane in enumerate(lanes.tolist())} if objects else {}
             if objects:
@@ -145,7 +95,8 @@ class Scheduler:
                         worker, "actions", own, [[column[row_of[lane]] for column in objects] for lane in own]
                     )
             self._aim(lanes)
-        self._queue(lanes)
+        if self._fifo:
+            self._busy.sent(lanes)
 
         def held(lane: int) -> HeldRequest:
             return HeldRequest(
@@ -154,29 +105,24 @@ class Scheduler:
 
         self._ask(ids, native.OP_STEP, held)
 
-    def _object_columns(self, values: Sequence[Any]) -> list[Any]:
-        if not self._has_objects:
-            return []
-        return [value for value, array in zip(values, self._action_arrays, strict=True) if array is None]
-
     def reset(
         self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
     ) -> None:
         """Ask lanes for a reset, one seed and options each; what they are still busy with is waited for and dropped."""
         self._groups.check_whole(ids, "reset")
-        self._lanes.arrive()
+        self._core.arrive()
         self.drop(ids, deadline)
-        with self._lanes:
+        with self._core:
             now = ids if not self._recovery.troubled else self._recovery.sort_out(ids)[0]
             asked = {lane: (seed, given) for lane, seed, given in zip(ids.tolist(), seeds, options, strict=True)}
             for worker, lanes, _ in self.commands.by_worker(now):
                 self.commands.tell(worker, "reset", [(lane, *asked[lane]) for lane in lanes])
             self._aim(ids)
-        self._queue(ids)
+        if self._fifo:
+            self._busy.sent(ids)
         if self._replaces:
             self._recovery.resets(asked)
-        self._must_reset[ids] = False
-        self._some_must_reset = bool(self._must_reset.any())
+        self._note_must_reset(ids, False)
         self._ask(ids, native.OP_RESET, lambda lane: HeldRequest(native.OP_RESET, *asked[lane]))
 
     def _ask(self, ids: Ids | None, op: int, held: Callable[[int], HeldRequest]) -> None:
@@ -185,38 +131,32 @@ class Scheduler:
             self._post(ids, op)
             return
         # Not as it was found before the workers were told: one may just have been found dead.
-        now, later = self._recovery.sort_out(self._all_ids if ids is None else ids)
+        now, later = self._recovery.sort_out(self.table.all_ids if ids is None else ids)
         for lane in later:
             self._recovery.hold(lane, held(lane))
-            self._pending += 1
         if len(now):
             self._post(now, op)
 
-    def _queue(self, ids: Ids) -> None:
-        if self._fifo:
-            self._sent_at[ids] = np.arange(self._sends, self._sends + len(ids))
-            self._sends += len(ids)
-
     def _post(self, ids: Ids | None, op: int) -> None:
-        code = self._lanes.post(ids, op)
+        code = self._core.post(ids, op)
         if code == native.IN_USE:
-            raise _concurrent()
+            raise concurrent_use()
         if code:
-            raise self._busy(self._all_ids if ids is None else ids)
-        self._pending += self._count if ids is None else len(ids)
-        if self._workers.inline is None and self._prompt is not None:
+            raise self._busy_error(self.table.all_ids if ids is None else ids)
+        self._busy.posted(self.table.count if ids is None else len(ids))
+        if not self._inline and self._prompt is not None:
             self._prompt()  # workers elsewhere begin at once; the caller's own block, when it is waited for
 
     def _aim(self, ids: Any) -> None:
-        """Let the next request of these lanes, none of which is busy, write into a frame that nobody holds."""
-        if not self._data.lends:
+        """Let the next request of these lanes, none of which is busy, write into a frame that no array is lent from."""
+        if not self._frames.lends:
             return
         seen = self._recovery.seen_slots(ids) if self._replaces else set()
-        slot = self._data.free_slot(seen)
+        slot = self._frames.free_slot(seen)
         if slot is None:
-            slot = self._data.free_slot()
+            slot = self._frames.free_slot()
         assert slot is not None, "the last free frame is never lent"
-        self._slot[ids] = (slot - 1) % self._frames  # the core goes on to the next
+        self.table.slot[ids] = (slot - 1) % self.table.frame_count  # the core goes on to the next
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
@@ -227,34 +167,34 @@ class Scheduler:
             code = self._step_at_once(actions)
             if code == native.COLLECT_TIMEOUT:  # it is time to look around
                 began_ns = time.monotonic_ns() - self._timeouts.patience_ns
-                self._attend(code, deadline, began_ns)
+                self._collector.attend(code, deadline, began_ns)
         if code == native.NOT_TAKEN:
             self.send(actions, None)
         try:
             ready = self._exchanged(code, deadline) if code >= 0 else None
-            return self._wait(self._count, None, deadline, began_ns) if ready is None else ready
+            return self._wait(self.table.count, None, deadline, began_ns) if ready is None else ready
         except EnvError:
             with contextlib.suppress(ShoalError):  # the env's own error is what matters
-                self.drop(self._all_ids, deadline)
+                self.drop(self.table.all_ids, deadline)
             raise
 
     def _step_at_once(self, actions: Any) -> int:
         """The core's short cut, as it says: slot | status << 8, or why not."""
-        slots = self._slot.copy() if self._data.lends else None
-        if slots is not None and not self._pending:
-            with self._lanes:
+        slots = self.table.slot.copy() if self._frames.lends else None
+        if slots is not None and not self._busy.count:
+            with self._core:
                 self._aim(slice(None))
         try:
-            code: int = self._lanes.step(actions, self._prompt, self._spin_ns, self._timeouts.patience_ns)
+            code: int = self._core.step(actions, self._prompt, self._spin_ns, self._timeouts.patience_ns)
         except BaseException:  # an interrupt, halfway
-            self._pending = int(self._state.sum())
+            self._busy.recount()
             raise
         if code < 0:
-            self._pending = int(self._state.sum())
+            self._busy.recount()
             if slots is not None and code == native.NOT_TAKEN:
-                self._slot[:] = slots  # nothing was written
+                self.table.slot[:] = slots  # nothing was written
             if code == native.IN_USE:
-                raise _concurrent()
+                raise concurrent_use()
         return code
 
     def _exchanged(self, code: int, deadline: Deadline) -> Ready | None:
@@ -262,19 +202,20 @@ class Scheduler:
         slot, status = code & 0xFF, code >> 8
         if not status and slot != native.MIXED_SLOTS and not self._user_resets:
             if self._replaces:
-                self._recovery.delivered(self._all_ids, slot)
+                self._recovery.delivered(self.table.all_ids, slot)
             return self._whole[slot]
-        return self._received(self._all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
+        return self._received(self.table.all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
 
     def wait_next(self, need: int, deadline: Deadline, least: int | None = None) -> Ready:
         """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done."""
-        self._lanes.arrive()
-        if least is not None and least <= self._pending < need:
-            need = self._pending
+        self._core.arrive()
+        pending = self._busy.count
+        if least is not None and least <= pending < need:
+            need = pending
         wanted = None
-        if self._fifo and need < self._count and self._pending >= need:
-            wanted = self._in_order(self.pending)[:need]
-        if need == self._window and self._pending >= need:
+        if self._fifo and need < self.table.count and pending >= need:
+            wanted = self._busy.in_order(self.pending)[:need]
+        if need == self._window and pending >= need:
             wanted = self._of_no_whole_window(least)
             need = need if wanted is None else len(wanted)
         try:
@@ -290,7 +231,7 @@ class Scheduler:
 
         Raises NothingPending unless `least` will do.
         """
-        if self._state.reshape(-1, self._window).all(axis=1).any():
+        if self._busy.has_whole_window(self._window):
             return None
         pending = self.pending
         counts = np.bincount(pending // self._window)
@@ -306,35 +247,31 @@ class Scheduler:
 
     def _done_in_order(self, most: int) -> Ids:
         """Lanes that can be received at once, first to last as they would be, at most so many."""
-        pending = self._in_order(self.pending) if self._fifo else self.pending
-        answered = self._answered == self._requested
-        done = (self._state[pending] != 0) & answered[pending]
+        pending = self._busy.in_order(self.pending) if self._fifo else self.pending
+        answered = self.table.answered == self.table.requested
+        done = np.isin(pending, self._busy.posted_among(pending)) & answered[pending]
         if self._groups.some:
             done &= answered[self._groups.leader[pending]]
         if self._fifo:
             ahead = len(pending) if done.all() else int(np.argmin(done))
             return pending[: min(ahead, most)]
         found: Ids = pending[done]
-        return found[np.argsort(self._done_ns[found], kind="stable")[:most]]
-
-    def _in_order(self, ids: Ids) -> Ids:
-        """As they were sent, first to last."""
-        return ids[np.argsort(self._sent_at[ids], kind="stable")]
+        return found[np.argsort(self.table.done_ns[found], kind="stable")[:most]]
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
         self._groups.check_whole(ids, "reset")
-        self._lanes.arrive()
-        idle = ids[~self._is_busy(ids)]
+        self._core.arrive()
+        idle = ids[~self._busy.among(ids)]
         if len(idle):
             raise NothingPending(f"envs {idle[:8].tolist()} were not sent to: there is nothing to wait for")
-        ready = self._wait(len(ids), ids if len(ids) < self._count else None, deadline)
-        slot = int(self._slot[ids[0]])
-        if not self._pending and self._can_realign(ids, slot):
-            self._data.realign(slot)
+        ready = self._wait(len(ids), ids if len(ids) < self.table.count else None, deadline)
+        slot = int(self.table.slot[ids[0]])
+        if not self._busy.count and self._can_realign(ids, slot):
+            self._frames.realign(slot)
             if self._replaces:
                 self._recovery.realigned(slot)
-            ready = ready._replace(slot=slot if len(ids) == self._count else ready.slot)
+            ready = ready._replace(slot=slot if len(ids) == self.table.count else ready.slot)
         return ready
 
     def _can_realign(self, ids: Ids, slot: int) -> bool:
@@ -342,103 +279,57 @@ class Scheduler:
 
         Not where that would overwrite rows that must be valid for longer: a reset of some counts as one send of all.
         """
-        behind = (slot - self._slot.astype(np.int64)) % self._frames
+        behind = (slot - self.table.slot.astype(np.int64)) % self.table.frame_count
         if not behind.any() or behind[ids].any():
             return False
-        return self._data.lends or bool((behind <= 1).all())  # a frame to be lent was free before
+        return self._frames.lends or bool((behind <= 1).all())  # a frame to be lent was free before
 
     def drop(self, ids: Ids, deadline: Deadline) -> None:
         """Wait for those of the lanes that are busy, and forget what they answer."""
         self._recovery.note_posted()
         if self._groups.some:
             stepping = self.pending
-            stepping = stepping[self._op[stepping] == native.OP_STEP]  # resets of some lanes are asked for one by one
+            # Resets of some lanes are asked for one by one.
+            stepping = stepping[self.table.op[stepping] == native.OP_STEP]
             self._groups.check_none_stays(ids, stepping, "drop")
         for lane in ids.tolist():
-            if self._recovery.held.pop(lane, None) is not None:
-                self._pending -= 1
-        while len(busy := np.sort(ids[self._is_busy(ids)])):
-            self._collect(len(busy), busy, deadline)
-            notes = self._take_notes(busy, deadline)
+            self._busy.drop_held(lane)
+        while len(busy := np.sort(ids[self._busy.among(ids)])):
+            self._collector.collect(len(busy), busy, deadline)
+            notes = self._collector.take_notes(busy, deadline)
             if notes is not None:
                 self._forget(busy, [note for _, note in notes if note.error is not None])
 
     def _forget(self, ids: Ids, failed: list[Note]) -> None:
-        """Lanes that were taken, and whose answers nobody shall see."""
+        """Lanes that were taken, and of which the caller will not see the answers."""
         for note in failed:
             lanes = self._groups.of(note.lane)
             if note.lane == lanes[0] and not self._give_up(note):
                 for lane in lanes.tolist():
-                    self._pending -= 1  # it is only held until somebody asks for it
-                    self._recovery.held.pop(lane, None)
+                    self._busy.drop_held(lane)  # a new env is built when the lane is asked again
         fine = ids[~np.isin(ids, [note.lane for note in failed])]
         if self._user_resets:
-            self._must_reset[fine] |= self._data.ended(fine)
-            self._some_must_reset = bool(self._must_reset.any())
+            self._note_must_reset(fine, self._must_reset[fine] | self._frames.ended(fine))
         # Their next request is written into the same frame, so that what was seen last stays where it is.
         if self._replaces:
             self._recovery.dropped(fine)
-        elif not self._data.lends:
-            self._slot[fine] = (self._slot[fine].astype(np.int64) - 1) % self._frames
-
-    def _is_busy(self, ids: Ids) -> Any:
-        """Bool [n]: the lanes that were sent to and not yet received from."""
-        busy = self._state[ids] != 0
-        return busy | np.isin(ids, list(self._recovery.held)) if self._recovery.held else busy
+        elif not self._frames.lends:
+            self.table.slot[fine] = (self.table.slot[fine].astype(np.int64) - 1) % self.table.frame_count
 
     def _wait(self, need: int, wanted: Ids | None, deadline: Deadline, began_ns: int | None = None) -> Ready:
-        if self._pending < need:
-            with self._lanes:  # another thread's step may be what is pending
+        if self._busy.count < need:
+            with self._core:  # another thread's step may be what is pending
                 pass
             more = (
                 "send to more, or make the pool with a smaller batch_size"
-                if self._pending
+                if self._busy.count
                 else "call async_reset or send first"
             )
-            raise NothingPending(f"recv waits for {need} envs and {self._pending} were sent to: {more}")
+            raise NothingPending(f"recv waits for {need} envs and {self._busy.count} were sent to: {more}")
         while True:
-            ready = self._received(*self._collect(need, wanted, deadline, began_ns), deadline)
+            ready = self._received(*self._collector.collect(need, wanted, deadline, began_ns), deadline)
             if ready is not None:
                 return ready
-
-    def _collect(
-        self, need: int, wanted: Ids | None, deadline: Deadline, began_ns: int | None = None
-    ) -> tuple[Ids, int, int, int]:
-        """Take `need` lanes that have answered: (ids, first, slot, status), as the core says."""
-        began_ns = time.monotonic_ns() if began_ns is None else began_ns
-        late = None  # looked for only when something takes long
-        if self._timeouts.is_time(began_ns):
-            self._end_overdue(self._late())
-        while True:
-            if self._recovery.troubled:
-                self._recovery.release(self.commands.tell)
-            until = self._next_look(deadline, began_ns, late)
-            count, first, slot, status = self._lanes.collect(
-                need, wanted, until, self._spin_ns, self._out, self._prompt
-            )
-            if count >= 0:
-                break
-            late = self._attend(count, deadline, began_ns)
-        self._pending -= count
-        ids = self._all_ids if count == self._count else self._out[:count].copy()
-        return ids, first, slot, status
-
-    def _next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
-        look = self._timeouts.next_look(deadline, began_ns, None if late is None else self._at_work(late))
-        release = self._recovery.next_release_ns() if self._recovery.troubled else None
-        return look if release is None else release if look < 0 else min(look, release)
-
-    def _late(self) -> Ids:
-        """The lanes that have not answered yet."""
-        pending = self.pending
-        late = self._answered[pending] != self._requested[pending]
-        if self._recovery.held:
-            late |= self._state[pending] == 0
-        return np.asarray(pending[late])
-
-    def _at_work(self, late: Ids) -> Ids:
-        """Those of them that their workers know of: what is held waits for us, and for nobody else."""
-        return late[self._state[late] != 0] if self._recovery.held else late
 
     def _received(self, ids: Ids, first: int, slot: int, status: int, deadline: Deadline) -> Ready | None:
         """Lanes that were taken, with their notes; None when one was lost, and all must be waited for once more.
@@ -447,14 +338,16 @@ class Scheduler:
         """
         infos = {}
         if status & STATUS_NOTE:
-            notes = self._take_notes(ids, deadline)
+            notes = self._collector.take_notes(ids, deadline)
             if notes is None:
                 return None
             for worker, note in notes:
                 if note.error is not None:
                     # Its lanes are idle and must be reset, or are held; the others wait for the next recv.
                     lost = self._groups.of(note.lane)
-                    self._put_back(ids[~np.isin(ids, lost)], [one for one in notes if one[1].lane not in lost])
+                    self._collector.put_back(
+                        ids[~np.isin(ids, lost)], [one for one in notes if one[1].lane not in lost]
+                    )
                     if not self._give_up(note):
                         return None
                     hint = self._recovery.restarts.spent() if self._recovery.policy.restart else ""
@@ -463,17 +356,18 @@ class Scheduler:
         if status & STATUS_FINAL:
             self._add_finals(ids, slot, infos)
         if self._user_resets:
-            self._must_reset[ids] = self._data.ended(ids)
-            self._some_must_reset = bool(self._must_reset.any())
+            self._note_must_reset(ids, self._frames.ended(ids))
         if self._replaces:
             self._recovery.delivered(ids, slot)
         return Ready(ids, first, slot, infos)
 
     def _add_finals(self, ids: Ids, slot: int, infos: dict[int, dict[str, Any]]) -> None:
         """Put the last observations of episodes where callers look for them."""
-        status = self._status[slot] if slot >= 0 and len(ids) == self._count else self._status[self._slot[ids], ids]
+        table = self.table
+        whole = slot >= 0 and len(ids) == table.count
+        status = table.status[slot] if whole else table.status[table.slot[ids], ids]
         ended = ids[(status & STATUS_FINAL).nonzero()[0]]
-        for lane, final in zip(ended.tolist(), self._data.finals(ended), strict=True):
+        for lane, final in zip(ended.tolist(), self._frames.finals(ended), strict=True):
             infos[lane] = {"final_obs": final, "final_info": {}, **infos.get(lane, {})}
 
     def _give_up(self, note: Note) -> bool:
@@ -481,47 +375,13 @@ class Scheduler:
         assert note.error is not None
         lanes = self._groups.of(note.lane)
         if self._recovery.retry(lanes, note.error):
-            self._pending += len(lanes)
             return False
-        self._must_reset[lanes] = self._some_must_reset = True
+        self._note_must_reset(lanes, True)
         return True
-
-    def _take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]] | None:
-        """Read what lanes have in the side channel; at the deadline, all of them are pending again.
-
-        None when a worker has died meanwhile: all of them are pending again.
-        """
-        noted = ids[(self._status[self._slot[ids], ids] & STATUS_NOTE) != 0]
-        notes: list[tuple[Worker, Note]] = []
-        for lane in noted.tolist():
-            worker = self._workers[self._owner[lane]]
-            try:
-                with self._lanes:
-                    note = worker.take_note(lane, int(self._requested[lane]), deadline)
-            except Exception as error:
-                self._put_back(ids, notes)
-                if isinstance(error, StepTimeout | ConcurrentUse):
-                    raise
-                self.commands.report_death(worker, error)
-                return None
-            except BaseException:  # an interrupt
-                self._put_back(ids, notes)
-                raise
-            if note.objects:
-                self._data.keep_objects(lane, note.objects)
-            notes.append((worker, note))
-        return notes
-
-    def _put_back(self, ids: Ids, notes: list[tuple[Worker, Note]]) -> None:
-        """Leave lanes that were taken, and their notes, for the next recv."""
-        self._state[ids] = 1
-        self._pending += len(ids)
-        for worker, note in notes:
-            worker.keep_note(note)
 
     def start_call(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline = NEVER) -> Call:
         """Send a command to the envs' workers; `arguments` gives those for some rows of `ids`."""
-        with self._lanes:
+        with self._core:
             self._check_idle(ids)
         return self.commands.start(ids, command, arguments, deadline)
 
@@ -532,35 +392,39 @@ class Scheduler:
         """Whether a step of all lanes would be refused until some were reset."""
         return self._some_must_reset
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """While lanes, none of which may be busy, are stepped by somebody else. If that fails, all must be reset."""
-        with self._lanes:
-            self._check_idle(self._all_ids)
-            self._check_reset(self._all_ids)
-            try:
-                yield
-            except BaseException:
-                self._must_reset[:] = self._some_must_reset = True
-                raise
+    def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
+        """Let the backend fill the record of a rollout without Python; False where it cannot.
 
-    def move_on(self) -> int:
-        """The frame that the lanes, all of which are idle, are in next: somebody else has their answers for it."""
-        self._aim(slice(None))
-        slot = (int(self._slot[0]) + 1) % self._frames
-        self._slot[:] = slot
-        return slot
+        No lane may be busy. If it fails, all lanes must be reset.
+        """
+        table, workers = self.table, self.table.workers
+        with self._core:
+            self._check_idle(table.all_ids)
+            self._check_reset(table.all_ids)
+            try:
+                if not workers.backend.roll_out(workers.inline, record, policy, params, rngs):
+                    return False
+            except BaseException:
+                self._note_must_reset(table.all_ids, True)
+                raise
+            self._aim(slice(None))
+            slot = (int(table.slot[0]) + 1) % table.frame_count
+            table.slot[:] = slot
+        for name, array in record.last_answers().items():
+            table.slab.array(name)[slot] = array
+        table.status[slot] = 0
+        return True
 
     # ---- snapshots -------------------------------------------------------------------------------------------
 
     def settle(self, deadline: Deadline) -> dict[int, Note]:
         """Wait until all lanes that are busy have answered, and leave the answers for recv: their notes, by lane."""
         while len(busy := self.pending):
-            self._collect(len(busy), busy if len(busy) < self._count else None, deadline)
-            notes = self._take_notes(busy, deadline)
+            self._collector.collect(len(busy), busy if len(busy) < self.table.count else None, deadline)
+            notes = self._collector.take_notes(busy, deadline)
             if notes is None:
                 continue
-            self._put_back(busy, notes)
+            self._collector.put_back(busy, notes)
             bad = [note.lane for _, note in notes if note.error is not None]
             if bad:
                 raise CannotSnapshot(f"envs {bad} have raised: recv, and reset them, before a snapshot", bad)
@@ -571,7 +435,7 @@ class Scheduler:
         """What is known about the lanes, none of which is at work, as plain data."""
         restarts = self._recovery.restarts
         return {
-            "pending": self._in_order(self.pending).tolist(),
+            "pending": self._busy.in_order(self.pending).tolist(),
             "must_reset": np.flatnonzero(self._must_reset).tolist(),
             "seeds": list(restarts.seeds),
             "counts": list(restarts.counts),
@@ -579,28 +443,29 @@ class Scheduler:
         }
 
     def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
-        """The counterpart of `facts`, for lanes that are all idle, and whose last answers are in this frame."""
-        pending = facts["pending"]
-        self._slot[:] = slot
-        self._must_reset[:] = False
-        self._must_reset[facts["must_reset"]] = True
-        self._some_must_reset = bool(self._must_reset.any())
+        """The counterpart of `facts`, for lanes that are all idle, with their last answers in this frame."""
+        self.table.slot[:] = slot
+        self._note_must_reset(self.table.all_ids, False)
+        self._note_must_reset(facts["must_reset"], True)
         restarts = self._recovery.restarts
         restarts.seeds, restarts.counts = list(facts["seeds"]), list(facts["counts"])
         restarts.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
         self._recovery.resumed(slot)
         self._recovery.look()
         for lane, note in notes.items():
-            self._workers[self._owner[lane]].keep_note(note)
-        self._state[pending] = 1
-        self._pending = len(pending)
-        self._queue(np.array(pending, np.int64))
+            self.table.worker_of(lane).keep_note(note)
+        self._busy.resume(np.array(facts["pending"], np.int64))
+
+    def _note_must_reset(self, ids: Any, must: Any) -> None:
+        """Note which of these lanes the user must reset before they are stepped."""
+        self._must_reset[ids] = must
+        self._some_must_reset = bool(self._must_reset.any())
 
     # ---- errors ----------------------------------------------------------------------------------------------
 
     def _check_idle(self, ids: Ids) -> None:
-        if self._pending and self._is_busy(ids).any():
-            raise self._busy(ids)
+        if self._busy.count and self._busy.among(ids).any():
+            raise self._busy_error(ids)
 
     def _check_reset(self, ids: Ids) -> None:
         stale = ids[self._must_reset[ids]]
@@ -610,48 +475,11 @@ class Scheduler:
                 f"or it raised; reset envs {stale[:8].tolist()} first"
             )
 
-    def _busy(self, ids: Ids) -> ShoalError:
-        busy = ids[self._is_busy(ids)][:8].tolist()
+    def _busy_error(self, ids: Ids) -> ShoalError:
+        busy = ids[self._busy.among(ids)][:8].tolist()
         return CallPending(f"envs {busy} have an earlier send whose results were not received: recv them first")
 
     def end(self, why: ShoalError) -> None:
-        """Wake whoever waits in another thread: the pool is being closed."""
+        """Wake a thread that waits for answers: the pool is being closed."""
         self.commands.over = why
-        self._lanes.alarm()
-
-    def _attend(self, code: int, deadline: Deadline, began_ns: int) -> Ids:
-        """See why a wait has ended without an answer. Raises, unless it is to be gone on with, for these lanes."""
-        if code == native.IN_USE:
-            raise _concurrent()
-        if self.commands.over is not None:
-            raise self.commands.over
-        if code == native.COLLECT_ALARM:
-            self._lanes.heard()
-            self._recovery.news()
-            return self._late()
-        late = self._late()
-        if deadline.left == 0.0:
-            message = (
-                f"envs {late[:8].tolist()} did not answer within {deadline.seconds} s; they can be waited for again"
-            )
-            raise StepTimeout(message, late.tolist())
-        self._timeouts.speak(began_ns, late.tolist())
-        self._end_overdue(late)
-        return late
-
-    def _end_overdue(self, late: Ids) -> None:
-        """End the workers of envs that take too long. Raises where that cannot be done."""
-        seconds = self._timeouts.seconds or 0.0
-        stuck = [
-            (w, lane)
-            for w, lane in self._timeouts.overdue(self._at_work(late))
-            if not self._recovery.condemn(w, lane, seconds)
-        ]
-        if stuck:
-            ids = [one for worker, lane in stuck for one in ([lane] if lane is not None else worker.env_ids)]
-            message = f"envs {ids} take longer than step_timeout={seconds:g}; they can be waited for again"
-            raise StepTimeout(message, ids)
-
-
-def _concurrent() -> ShoalError:
-    return ConcurrentUse("another thread is using this pool: give each thread a pool of its own")
+        self._core.alarm()

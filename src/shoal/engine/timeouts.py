@@ -1,4 +1,4 @@
-"""When a wait must look around: for envs that take longer than they may, and to tell whoever waits in the dark."""
+"""When a wait must look around: for envs that take longer than they may, and to warn of a wait that takes long."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 
 from shoal import native
 from shoal.backends.base import Worker
-from shoal.engine.workers import Workers
+from shoal.engine.lane_table import LaneTable
 from shoal.errors import SlowEnvWarning
-from shoal.memory.slab import Slab
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
@@ -26,13 +25,12 @@ class Timeouts:
     """Looks at the progress of the workers, which each say in the slab what they are doing and since when.
 
     Args:
-        owner: int32 [lanes], the worker of each lane.
         step_timeout: seconds that one env may take for a step or a reset; None for any.
     """
 
-    def __init__(self, slab: Slab, workers: Workers, owner: Any, step_timeout: float | None):
-        self._workers, self._owner = workers, owner
-        self._stats = slab.array("stats")
+    def __init__(self, table: LaneTable, step_timeout: float | None):
+        self._workers, self._owner = table.workers, table.owner
+        self._stats = table.slab.array("stats")
         self.seconds = step_timeout
         self._timeout_ns = None if step_timeout is None else int(step_timeout * 1e9)
         self._seen: dict[int, tuple[Any, int]] = {}  # for each worker: what it was doing, and since when
@@ -42,7 +40,7 @@ class Timeouts:
         self.patience_ns = PATIENCE_NS if self._timeout_ns is None else self._timeout_ns
 
     def is_time(self, now_ns: int) -> bool:
-        """Whether to look for overdue envs although nobody waits long: where others are always ready, nobody would."""
+        """Whether to look for overdue envs now. Where other envs are always ready, no wait is long enough to look."""
         if self._timeout_ns is None or now_ns < self._next_round_ns:
             return False
         self._next_round_ns = now_ns + self._timeout_ns // 4
@@ -52,12 +50,12 @@ class Timeouts:
         """When to look next in a wait, on the monotonic clock; -1 for never.
 
         Args:
-            late: the lanes that have not answered; None when the wait has only begun, and nobody has looked yet.
+            late: the lanes that have not answered; None when the wait has only begun.
         """
         if self._timeout_ns is None:
             return began_ns + PATIENCE_NS if deadline.at_ns < 0 and not self._warned else deadline.at_ns
         now = time.monotonic_ns()
-        looks = [now + self._timeout_ns]  # also where nobody is at work yet
+        looks = [now + self._timeout_ns]  # also where no worker has begun yet
         if late is not None:
             self._observe(late)
             looks += [since + self._timeout_ns for _, since in self._seen.values()]
@@ -99,7 +97,7 @@ class Timeouts:
 
     def speak(self, began_ns: int, late: Sequence[int]) -> None:
         """Warn, once, of a wait that takes long: for whom, and what their workers are doing."""
-        limited = self._timeout_ns is not None and not self._workers.repairs  # no limit for a start
+        limited = self._timeout_ns is not None and not self._workers.replacements  # no limit for a start
         if self._warned or limited or time.monotonic_ns() - began_ns < PATIENCE_NS:
             return
         self._warned = True

@@ -1,33 +1,22 @@
 """Envs that step any rows of a batch at once, such as those on a device, as one group of lanes.
 
-Autoreset is done here, so that such envs behave like all others.
+`RowsEnv` adds autoreset to them, so that they behave like all other envs.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.envs.group import Answers, Infos
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.spaces.leaves import assemble, flatten, get_path
 
-__all__ = ["BATCHED", "BatchedEnv", "RowsEnv", "batched_env_fn", "build_batched", "can_be_compiled"]
-
-# Who makes the envs of such a backend: a function (env, num_envs, env_kwargs), or, of threads that the
-# caller may number, (env, num_envs, env_kwargs, num_workers). Imported when asked for: each needs a framework.
-BATCHED = {
-    "jax": ("shoal.graph.jax.pool_envs", "make_envs"),
-    "compiled": ("shoal.compiled.pool_envs", "make_envs"),
-    "cuda": ("shoal.compiled.cuda.pool_envs", "make_envs"),
-}
+__all__ = ["BatchedEnv", "RowsEnv"]
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -35,10 +24,11 @@ ENDED = "shoal_ended"  # among the saved arrays
 
 
 class BatchedEnv(Protocol):
-    """Many envs in one object. Arrays have one row for each; rows where a mask is False stay as they are.
+    """Many envs in one object. Arrays have one row for each env; rows where a mask is False stay as they are.
 
-    May have a `group_size`: so many neighbouring rows are the agents of one env, and are asked together; and `fields`,
-    names of attributes that each row has for itself, with `get_rows(name, rows)` and `set_rows(name, rows, values)`.
+    It may have a `group_size`: so many neighbouring rows are the agents of one env, and are asked together. It may have
+    `fields`: names of attributes of which each row has its own, with `get_rows(name, rows)` and
+    `set_rows(name, rows, values)`.
     """
 
     num_envs: int
@@ -50,8 +40,8 @@ class BatchedEnv(Protocol):
         ...
 
     def step(self, mask: Mask, actions: Any) -> tuple[Any, Array, Array, Array]:
-        """Step where the mask is True: observations, rewards, terminated, truncated, valid in those rows. Never resets
-        by itself."""
+        """Step where the mask is True: observations, rewards, terminated, truncated, valid in those rows. It never
+        resets an env."""
         ...
 
     def save(self) -> dict[str, Array]:
@@ -63,71 +53,20 @@ class BatchedEnv(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
-def batched_env_fn(
-    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
-) -> Callable[[], Any]:
-    """What makes the one env that steps all lanes."""
-    module, name = BATCHED[backend]
-    make = getattr(importlib.import_module(module), name)
-    if backend == "cuda":
-        importlib.import_module("shoal.compiled.cuda.build").check()
-    if backend != "compiled":
-        return functools.partial(_make_rows, make, env, num_envs, dict(env_kwargs or {}))
-    # Now, and not in a worker's time: what is wrong with the class is for the caller to hear.
-    envs = make(env, num_envs, dict(env_kwargs or {}), num_workers)
-    return lambda: envs
-
-
-def build_batched(
-    backend: str, env: Any, num_envs: int, env_kwargs: Mapping[str, Any] | None, num_workers: int | None
-) -> Any:
-    """The same, made: for whoever is sent somewhere else to make it."""
-    return batched_env_fn(backend, env, num_envs, env_kwargs, num_workers)()
-
-
-def _make_rows(make: Callable[..., BatchedEnv], *args: Any) -> RowsEnv:
-    return RowsEnv(make(*args))
-
-
-def can_be_compiled(env: Any) -> bool:
-    """Whether this is a class for backend="compiled"."""
-    return isinstance(env, type) and hasattr(env, "__shoal_kernel__")
-
-
-def choose_compiled(env: Any) -> tuple[Literal["auto", "compiled"], str]:
-    """The backend for such a class where the caller has named none, and why."""
-    missing = env.__shoal_missing__()
-    if not missing:
-        return "compiled", "the class can be compiled"
-    reason = f"{env.__name__} runs as plain Python, because {missing}"
-    warnings.warn(reason, RuntimeWarning, stacklevel=4)
-    return "auto", reason
-
-
-class RowsEnv:
-    """A BatchedEnv as a GroupEnv whose lanes may be stepped and reset one by one."""
-
-    can_be_absent = False
+class RowsEnv(GroupAdapter):
+    """A BatchedEnv as a GroupEnv; its lanes may be stepped and reset one by one."""
 
     def __init__(self, env: BatchedEnv):
-        self.env, self.num_lanes = env, env.num_envs
+        super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
         self.group_size = getattr(env, "group_size", 1)
         self.together, self.resets_alone = self.group_size > 1, self.group_size == 1
         self.lane_names = list(range(self.group_size)) if self.together else None
-        self.single_observation_space, self.single_action_space = env.single_observation_space, env.single_action_space
-        self._leaves = flatten(env.single_observation_space)
         self._action_leaves = flatten(env.single_action_space)
-        self._ended = np.zeros(self.num_lanes, np.bool_)
-        self._mode = "next_step"
-        self.reset_ns = 0  # what resets have taken, since somebody asked
-
-    def use(self, autoreset: str) -> None:
-        """Any mode will do."""
-        self._mode = autoreset
+        self.reset_ns = 0  # the time that resets have taken; the stepper counts it and sets it back
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
         """See GroupEnv."""
@@ -138,44 +77,30 @@ class RowsEnv:
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
         """See GroupEnv."""
-        due = self._ended[rows] if self._mode == "next_step" else np.zeros(len(rows), np.bool_)
-        if due.any():
-            self._begin(rows[due], [None] * int(due.sum()), out, due)
-        at = ~due
-        if at.any():
-            self._step(rows[at], self._spread(rows, actions), out, at)
-        return None
 
-    def _step(self, rows: Array, actions: Any, out: Answers, at: Mask) -> None:
-        obs, *results = self.env.step(self._mask(rows), actions)
-        out.reward[at], out.terminated[at], out.truncated[at] = (np.asarray(result)[rows] for result in results)
-        over = at & (out.terminated | out.truncated)
-        self._write(out.obs, at, obs, rows)
-        if self._mode == "same_step":
-            if over.any():
-                ended = rows[over[at]]
-                self._write(out.final, over, obs, ended)
-                out.has_final[over] = True
-                self._begin(ended, [None] * len(ended), out, over)
-        else:
-            self._ended[rows] = over[at]
+        def step(some: Array, at: Mask) -> None:
+            obs, *results = self.env.step(self._mask(some), self._spread(rows, actions))
+            out.reward[at], out.terminated[at], out.truncated[at] = (np.asarray(result)[some] for result in results)
+            self._write(out.obs, at, obs, some)
+
+        def begin(some: Array, at: Mask) -> None:
+            self._begin(some, [None] * len(some), out, at)
+
+        return self._episodes.step(rows, out, step, begin)
 
     def _begin(self, rows: Array, seeds: Sequence[int | None], out: Answers, at: Any) -> None:
         began_ns = time.monotonic_ns()
-        given: list[int | None] = [None] * self.num_lanes
-        for row, seed in zip(rows.tolist(), seeds, strict=True):
-            given[row] = seed
-        self._write(out.obs, at, self.env.reset(self._mask(rows), given), rows)
+        obs = self.env.reset(self._mask(rows), self._all_seeds(rows, seeds))
+        self._write(out.obs, at, obs, rows)
         self.reset_ns += time.monotonic_ns() - began_ns
-        out.began[at] = True
-        self._ended[rows] = False
+        self._episodes.begun(rows, out, at)
 
     def _write(self, targets: Sequence[Array], at: Any, obs: Any, rows: Array) -> None:
         for leaf, target in zip(self._leaves, targets, strict=True):
             target[at] = np.asarray(get_path(obs, leaf.path))[rows]
 
     def _spread(self, rows: Array, actions: Any) -> Any:
-        """A batch of actions for all rows, from those of some."""
+        """Spread the actions of some rows over a batch of all rows."""
         if len(rows) == self.num_lanes:
             return actions
         whole = []
@@ -184,14 +109,9 @@ class RowsEnv:
             whole[-1][rows] = get_path(actions, leaf.path)
         return assemble(self.single_action_space, whole)
 
-    def _mask(self, rows: Array) -> Mask:
-        mask = np.zeros(self.num_lanes, np.bool_)
-        mask[rows] = True
-        return mask
-
     def save_rows(self, rows: Sequence[int]) -> list[dict[str, Array]]:
-        """The states of these lanes, each on its own."""
-        saved = {**self.env.save(), ENDED: self._ended}
+        """Return the states of these lanes, one for each."""
+        saved = {**self.env.save(), ENDED: self._episodes.ended}
         return [{name: np.array(array[row]) for name, array in saved.items()} for row in rows]
 
     def load_rows(self, rows: Sequence[int], states: Sequence[dict[str, Array]]) -> None:
@@ -202,9 +122,5 @@ class RowsEnv:
             parts = np.stack([state[name] for state in states])
             whole[name] = np.zeros((self.num_lanes, *parts.shape[1:]), parts.dtype)
             whole[name][at] = parts
-        self._ended[at] = whole.pop(ENDED)[at]
+        self._episodes.ended[at] = whole.pop(ENDED)[at]
         self.env.load(whole, self._mask(at))
-
-    def close(self) -> None:
-        """See GroupEnv."""
-        self.env.close()

@@ -1,7 +1,7 @@
-"""An env that has several lanes: the protocol that adapters of vector envs, of envs with many agents and of envs on
-devices speak, and that `shoal.worker.grouped` runs.
+"""The protocol of an env that has several lanes. Adapters of vector envs, of envs with many agents and of envs on
+devices implement it, and `shoal.worker.grouped` runs it.
 
-A lane is one row of the batch. All lanes of such an env, its **group**, are neighbours, and belong to one worker.
+A lane is one row of the batch. All lanes of such an env, its **group**, are neighbours and belong to one worker.
 """
 
 from __future__ import annotations
@@ -14,33 +14,32 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-__all__ = ["MODES", "Answers", "GroupEnv", "Infos", "is_group"]
+from shoal.envs.autoreset import MODES, Episodes, Infos
+from shoal.spaces.leaves import flatten
+
+__all__ = ["MODES", "Answers", "GroupAdapter", "GroupEnv", "Infos", "is_group"]
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
 
-MODES = ("next_step", "same_step", "disabled")
 _FLAGS = ("terminated", "truncated", "began", "present", "has_final")
-
-# One dict for each row of the Answers, or None where all of them are empty.
-Infos = Sequence[dict[str, Any]] | None
 
 
 @dataclass
 class Answers:
-    """Where an env writes what some of its lanes answer: one row for each, in their order.
+    """The arrays into which an env writes the answers of some of its lanes: one row for each lane, in their order.
 
-    These are the batch's own memory wherever possible, so write in place. They come as zeros (`present` as True), but
-    for `obs` and `final`, which hold anything.
+    Wherever possible these arrays are the batch's own memory, so an env writes in place. It gets them filled with zeros
+    (`present` with True), except `obs` and `final`, which may hold anything.
 
     Attributes:
         obs: one array for each leaf of the observation space, as `shoal.spaces.leaves.flatten` orders them.
         reward: float64.
         terminated, truncated: whether the step has ended the lane's episode.
         began: whether `obs` is the first observation of an episode.
-        present: whether there is anybody in this lane; rows of the absent should be zeros.
-        final: like `obs`, for the last observations of episodes where `obs` has the first one of the next already; has
-            no arrays where the autoreset mode does without.
+        present: whether the lane has an agent; rows of absent agents should be zeros.
+        final: like `obs`, for the last observations of episodes where `obs` already has the first one of the next
+            episode; an empty list if the autoreset mode does not need it.
         has_final: where `final` was written.
     """
 
@@ -55,7 +54,7 @@ class Answers:
 
     @classmethod
     def scratch(cls, leaves: Sequence[Any], count: int, finals: bool = False) -> Answers:
-        """Room for so many rows that is no batch's; `leaves` are those of the observation space."""
+        """Make arrays of so many rows, outside of any batch; `leaves` are those of the observation space."""
         return cls(
             obs=[np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves],
             final=[np.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves if finals],
@@ -64,7 +63,7 @@ class Answers:
         )
 
     def part(self, start: int, stop: int) -> Answers:
-        """Some of the rows, as views."""
+        """Return views of some of the rows."""
         arrays = {name: getattr(self, name)[start:stop] for name in _FLAGS}
         return Answers(
             obs=[array[start:stop] for array in self.obs],
@@ -74,16 +73,16 @@ class Answers:
         )
 
     def clear(self) -> None:
-        """As an env gets them."""
+        """Fill the arrays as an env gets them."""
         for array in (self.reward, self.terminated, self.truncated, self.began, self.has_final):
             array.fill(0)
         self.present.fill(True)
 
 
 class GroupEnv(Protocol):
-    """An env with several lanes. Resets by itself, as the autoreset mode says that it was told of.
+    """An env with several lanes. It does its own resets, by the autoreset mode that `use` has set.
 
-    `modes` and `resets_alone` may be left out: it can do all of them then, and False.
+    `modes` and `resets_alone` may be left out: then the env can do all modes, and `resets_alone` is False.
     """
 
     num_lanes: int
@@ -97,12 +96,12 @@ class GroupEnv(Protocol):
 
     @property
     def env(self) -> Any:
-        """What calls and attributes of the caller are meant for."""
+        """The object that the caller's calls and attributes are meant for."""
         ...
 
     def use(self, autoreset: str) -> None:
-        """How lanes go on after an episode's end: "next_step" (the next step begins an episode, whatever its action),
-        "same_step" (at once: `obs` is the first observation, `final` the last) or "disabled" (the caller resets)."""
+        """Set how lanes go on after an episode's end: one of MODES. `shoal.envs.autoreset` has the rules, and a class
+        `Episodes` that applies them."""
         ...
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
@@ -110,15 +109,54 @@ class GroupEnv(Protocol):
         ...
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
-        """Step these lanes. `actions` are a batch of the action space with a row for each of `rows`; they must be
-        copied where they are kept."""
+        """Step these lanes. `actions` are a batch of the action space with a row for each of `rows`; an env that keeps
+        them must copy them."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 def is_group(env: Any) -> bool:
-    """Whether an env speaks this protocol."""
+    """Tell whether an env implements this protocol."""
     return isinstance(getattr(env, "num_lanes", None), int) and hasattr(env, "use")
+
+
+class GroupAdapter:
+    """What the adapters of this package have in common: facts about their lanes, and autoreset by `Episodes`.
+
+    Attributes:
+        env: the env that is adapted.
+    """
+
+    lane_names: Any = None
+    together, resets_alone, can_be_absent = True, False, False
+    modes: Sequence[str] = MODES
+
+    def __init__(self, env: Any, lanes: int, observation_space: Space[Any], action_space: Space[Any]):
+        self.env, self.num_lanes = env, int(lanes)
+        self.single_observation_space, self.single_action_space = observation_space, action_space
+        self._leaves = flatten(observation_space)
+        self._episodes = Episodes(self.num_lanes, self.modes[0])
+
+    def use(self, autoreset: str) -> None:
+        """See GroupEnv."""
+        self._episodes.use(autoreset)
+
+    def close(self) -> None:
+        """See GroupEnv."""
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+    def _mask(self, rows: Array) -> Flags:
+        mask = np.zeros(self.num_lanes, np.bool_)
+        mask[rows] = True
+        return mask
+
+    def _all_seeds(self, rows: Array, seeds: Sequence[int | None]) -> list[int | None]:
+        """Return a seed for each lane: None for lanes that are not among `rows`."""
+        given: list[int | None] = [None] * self.num_lanes
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            given[row] = seed
+        return given

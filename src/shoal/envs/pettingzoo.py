@@ -1,6 +1,6 @@
-"""PettingZoo's parallel envs as envs with a lane for each possible agent. AEC envs become parallel ones first.
+"""PettingZoo's parallel envs as envs with a lane for each possible agent. AEC envs are converted to parallel envs.
 
-An env is known by its methods: PettingZoo is imported only to convert an AEC env.
+Envs are recognized by their methods: PettingZoo is imported only to convert an AEC env.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from shoal import native
-from shoal.envs.group import Answers, Infos
+from shoal.envs.autoreset import keep_finals, with_final_info
+from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, ResetNeeded
+from shoal.memory.copies import own_copy
 from shoal.spaces.leaves import get_path
 from shoal.spaces.shared import SharedSpace
 from shoal.support.optional_dependencies import install
@@ -25,17 +26,17 @@ Array = npt.NDArray[Any]
 
 
 def is_parallel_env(env: Any) -> bool:
-    """Whether an env steps all its agents at once, as PettingZoo's parallel envs do."""
+    """Tell whether an env steps all its agents at once, as PettingZoo's parallel envs do."""
     return _has_agents(env) and not _is_turn_by_turn(env)
 
 
 def is_aec_env(env: Any) -> bool:
-    """Whether an env steps one agent after the other, as PettingZoo's AEC envs do."""
+    """Tell whether an env steps one agent after the other, as PettingZoo's AEC envs do."""
     return _has_agents(env) and _is_turn_by_turn(env)
 
 
 def _has_agents(env: Any) -> bool:
-    # Spaces of single-agent envs are attributes, and cannot be called.
+    # The spaces of single-agent envs are attributes, and cannot be called.
     methods = ("step", "reset", "observation_space", "action_space")
     return not isinstance(env, type) and all(callable(getattr(env, name, None)) for name in methods)
 
@@ -45,8 +46,8 @@ def _is_turn_by_turn(env: Any) -> bool:
 
 
 def parallel_from_aec(env: Any) -> Any:
-    """PettingZoo's own conversion. In an env that is not marked as parallelizable, such as a board game, each step
-    takes the action of the agent whose turn it is, and no other."""
+    """Convert an env with PettingZoo's own function. In an env that is not marked as parallelizable, such as a board
+    game, each step takes only the action of the agent that has the turn."""
     try:
         conversions = importlib.import_module("pettingzoo.utils.conversions")
     except ImportError as error:
@@ -56,72 +57,60 @@ def parallel_from_aec(env: Any) -> Any:
     return conversions.turn_based_aec_to_parallel(env)
 
 
-class ParallelLanes:
+class ParallelLanes(GroupAdapter):
     """A parallel env as a GroupEnv: lane i is `possible_agents[i]`.
 
     A lane is present while its agent has an observation. The step in which an agent ends has its last observation
-    (zeros where the env gives none) and its flags; afterwards its lane is absent until the agent comes back or the
-    team's episode, which is over when nobody is left, begins anew. An agent that leaves without a word has terminated.
-    A reward that comes without an observation goes with the agent's next one.
+    (zeros if the env gives none) and its flags; afterwards its lane is absent until the agent comes back or the team
+    begins its next episode. The team's episode is over when no agent is left. An agent that leaves `agents` without a
+    flag has terminated. A reward that comes without an observation is added to that of the agent's next observation.
 
     Args:
         env: a parallel env, or an AEC env, which is converted.
 
     Attributes:
-        observations, actions: the space of a lane, and how agents' own values lie in it.
+        env: the env as it was given.
+        observations, actions: the spaces that all agents share, and how the agents' own values lie in them.
         agent_spaces: (observation space, action space) of each agent.
 
     Raises:
         BadEnv: it has no possible agents, or their spaces cannot be brought together.
     """
 
-    together = True
     can_be_absent = True
 
     def __init__(self, env: Any):
-        self._env = env
         self._parallel = parallel_from_aec(env) if is_aec_env(env) else env
         self.lane_names = names = _possible_agents(self._parallel)
-        self.num_lanes = len(names)
         self.observations = SharedSpace("observation", names, [self._parallel.observation_space(n) for n in names])
         self.actions = SharedSpace("action", names, [self._parallel.action_space(n) for n in names])
-        self.single_observation_space, self.single_action_space = self.observations.space, self.actions.space
+        super().__init__(env, len(names), self.observations.space, self.actions.space)
         own = zip(self.observations.own, self.actions.own, strict=True)
         self.agent_spaces = dict(zip(names, own, strict=True))
         self._paths = tuple(leaf.path for leaf in self.observations.leaves)
         leaf = self.actions.leaves[0] if len(self.actions.leaves) == 1 and self.actions.same else None
         self._one_array_of_actions = leaf is not None and not leaf.path
         self._copies_actions = leaf is not None and bool(leaf.shape)
-        self._autoreset = "next_step"
-        self._over = True  # nobody is left, or nothing has begun yet
+        self._over = True  # no agent is left, or no episode has begun yet
         self._live = [False] * self.num_lanes
         self._unseen: set[int] = set()  # lanes that are live and have had no observation yet
         self._owed: dict[int, float] = {}  # rewards that came without an observation
-        self._remember_who_lives()
-
-    @property
-    def env(self) -> Any:
-        """The env as it was given."""
-        return self._env
-
-    def use(self, autoreset: str) -> None:
-        """How to go on when the team's episode is over: "next_step", "same_step" or "disabled"."""
-        self._autoreset = autoreset
+        self._list_live_agents()
 
     def close(self) -> None:
-        """Close the env, if it can be."""
+        """See GroupEnv."""
         if hasattr(self._parallel, "close"):
             self._parallel.close()
 
     # ---- reset -------------------------------------------------------------------------------------------------
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
-        """Begin an episode of the whole team; the first lane's seed is the env's."""
+        """Begin an episode of the whole team; the env gets the seed of the first lane."""
         given = {"seed": seeds[0], "options": options}
         return self._begin(out, {name: value for name, value in given.items() if value is not None})
 
     def _begin(self, out: Answers, given: dict[str, Any]) -> Infos:
-        self._over = True  # should the reset raise, nobody lives
+        self._over = True  # if the reset raises, no agent lives
         result = self._parallel.reset(**given)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"reset must return a tuple (observations, infos), got {result!r:.200}")
@@ -135,15 +124,15 @@ class ParallelLanes:
                 self._show(lane, observations[name], out)
             else:
                 self._hide(lane, out)
-        self._remember_who_lives()
+        self._list_live_agents()
         return self._infos(infos)
 
     # ---- step --------------------------------------------------------------------------------------------------
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
-        """Step all lanes, with the actions of those whose agents live."""
+        """Step all lanes, with the actions of the agents that live."""
         if self._over:
-            if self._autoreset == "disabled":
+            if self._episodes.rule.user_resets:
                 raise ResetNeeded("all agents' episodes are over, or none has begun: reset the env before a step")
             return self._begin(out, {})
         result = self._parallel.step(self._own_actions(actions))
@@ -156,14 +145,14 @@ class ParallelLanes:
             ) from None
         if not self._step_steadily(observations, rewards, terminated, truncated, out):
             ended = self._step_one_by_one(observations, rewards, terminated, truncated, out)
-            if ended and self._autoreset == "same_step":
+            if ended and self._episodes.rule.resets_at_once:
                 return self._finish(ended, infos, out)
         return self._infos(infos) if any(infos.values()) else None
 
     def _own_actions(self, actions: Any) -> dict[Any, Any]:
-        """By agent, for those that live."""
+        """Return the actions of the agents that live, by agent."""
         if self._one_array_of_actions:
-            # One copy for all: agents may keep their rows.
+            # Copied once for all agents, because they may keep their rows.
             own = actions.copy() if self._copies_actions else actions
             if not self._absent:
                 return dict(zip(self.lane_names, own, strict=True))
@@ -173,7 +162,7 @@ class ParallelLanes:
         return {name: self.actions.take_action(lane, values, lane) for lane, name in lives}
 
     def _step_steadily(self, observations: Any, rewards: Any, terminated: Any, truncated: Any, out: Answers) -> bool:
-        """Answer a step in which nobody has come, gone or ended, the quick way; False where there was more to it."""
+        """Answer quickly a step in which no agent came, left or ended; return False if there was more to do."""
         if not self.observations.same or self._unseen or self._owed or list(self._parallel.agents) != self._live_names:
             return False
         for lane in self._absent:
@@ -185,16 +174,11 @@ class ParallelLanes:
         return written
 
     def _step_one_by_one(
-        self,
-        observations: Mapping[Any, Any],
-        rewards: Mapping[Any, Any],
-        terminated: Mapping[Any, Any],
-        truncated: Mapping[Any, Any],
-        out: Answers,
+        self, observations: Any, rewards: Any, terminated: Any, truncated: Any, out: Answers
     ) -> list[int]:
-        """Answer any step, and note who comes and goes; the lanes whose episodes have ended."""
+        """Answer any step, note the agents that come and leave, and return the lanes that have ended."""
         agents, ended = set(self._parallel.agents), []
-        out.reward[:] = 0  # the quick way may have come halfway
+        out.reward[:] = 0  # the quick way may have written some of them
         for lane, name in enumerate(self.lane_names):
             dead, cut = bool(terminated.get(name)), bool(truncated.get(name))
             was, stays = self._live[lane], name in agents and not (dead or cut)
@@ -208,31 +192,27 @@ class ParallelLanes:
                 ended.append(lane)
             elif not was:
                 self._hide(lane, out)
-        self._remember_who_lives()
+        self._list_live_agents()
         return ended
 
     def _finish(self, ended: list[int], infos: Mapping[Any, Any], out: Answers) -> Infos:
-        """Under same_step: keep the last observations, and begin anew if nobody is left."""
-        for final, obs in zip(out.final, out.obs, strict=True):
-            final[ended] = obs[ended]
-        out.has_final[ended] = True
+        """Keep the last observations, and begin the next episode at once if no agent is left."""
+        keep_finals(out, ended)
+        last = self._infos(infos)
         if not self._over:
-            return self._infos(infos)
+            return last
         # Copied: an env may use its infos again in reset.
-        last = {lane: _copied(info) for lane, info in enumerate(self._infos(infos) or ()) if info and lane in ended}
+        kept = {lane: own_copy(last[lane]) for lane in ended} if last else {}
         first = self._begin(out, {})
         out.present[ended] = True
-        if not last:
+        if not kept:
             return first
-        merged = list(first or [{} for _ in self.lane_names])
-        for lane, info in last.items():
-            merged[lane] = {"final_info": info, **merged[lane]}
-        return merged
+        return [with_final_info(kept.get(i, {}), info) for i, info in enumerate(first or [{}] * self.num_lanes)]
 
     # ---- one lane ----------------------------------------------------------------------------------------------
 
     def _go_on(self, lane: int, observation: Any, reward: Any, out: Answers) -> None:
-        """Answer for an agent that lives."""
+        """Write the answer of an agent that lives."""
         earned = 0.0 if lane in self._unseen else self._owed.pop(lane, 0.0) + float(reward)
         if observation is None:
             self._owed[lane] = earned
@@ -242,7 +222,7 @@ class ParallelLanes:
             self._show(lane, observation, out)
 
     def _end(self, lane: int, observation: Any, reward: Any, out: Answers) -> bool:
-        """Answer for an agent that lives no more; False for one that nobody has ever seen."""
+        """Write the last answer of an agent; return False if it never had an observation."""
         owed = self._owed.pop(lane, 0.0)
         if observation is None and lane in self._unseen:
             self._unseen.discard(lane)
@@ -256,7 +236,7 @@ class ParallelLanes:
         if lane in self._unseen:
             self._unseen.discard(lane)
             out.began[lane] = True
-        out.present[lane] = True  # its lane may have been absent in the step that this reset follows
+        out.present[lane] = True  # it may have been absent in the step that this reset follows
         if observation is None:
             _fill_with_zeros(out.obs, lane)
         else:
@@ -266,7 +246,7 @@ class ParallelLanes:
         out.present[lane] = False
         _fill_with_zeros(out.obs, lane)
 
-    def _remember_who_lives(self) -> None:
+    def _list_live_agents(self) -> None:
         self._live_lanes = [lane for lane, live in enumerate(self._live) if live]
         self._live_names = [self.lane_names[lane] for lane in self._live_lanes]
         self._absent = [lane for lane, live in enumerate(self._live) if not live]
@@ -274,7 +254,7 @@ class ParallelLanes:
         self._over = not self._live_lanes
 
     def _infos(self, infos: Mapping[Any, Any]) -> Infos:
-        """One for each lane."""
+        """Return one info for each lane."""
         found = [infos.get(name) or {} for name in self.lane_names]
         for name, info in zip(self.lane_names, found, strict=True):
             if not isinstance(info, dict):
@@ -297,7 +277,3 @@ def _possible_agents(env: Any) -> list[Any]:
     if len(set(names)) != len(names):
         raise BadEnv(f"possible_agents of {env!r} has a name twice: {names}")
     return names
-
-
-def _copied(info: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.copy() if isinstance(value, np.ndarray) else value for key, value in info.items()}

@@ -1,6 +1,8 @@
-"""Stepping inside a compiled graph: `shoal.graph.tensorflow`, `shoal.graph.jax` and `shoal.graph.torch`.
+"""Steps of envs inside a compiled graph: `shoal.graph.tensorflow`, `shoal.graph.jax` and `shoal.graph.torch`.
 
-Each is imported when it is asked for, so that nobody needs the other two.
+Each of the three is imported when it is first used, so that the other two frameworks need not be installed. They may
+import `shoal.pool`, `shoal.wrappers` and the packages below those. Read `host` first: it is what the three share, a
+pool as flat tuples of arrays.
 """
 
 from __future__ import annotations

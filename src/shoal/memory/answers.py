@@ -1,9 +1,9 @@
 """What lanes have answered, read from the slab: views where the lanes are one run in one frame, gathers elsewhere.
 
 Copies of large observations cost more than all else that Shoal does, so with copy=True a frame of them is lent instead:
-the caller gets a view, and the frame is not written again as long as anybody holds that view or part of it. Whoever
-keeps more of them than there are frames gets copies. One thing shows: a Gymnasium-style masked reset repeats the last
-observations of the envs that it leaves alone, and repeats them as the caller has changed them.
+the caller gets a view, and the frame is not written again while that view or a part of it is alive. If the caller
+keeps more of them than there are frames, it gets copies. One difference shows: a Gymnasium-style masked reset repeats
+the last observations of the envs that it leaves alone, and repeats them as the caller has changed them.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LEND_FROM = 128 << 10  # bytes of a whole frame; less is copied in no time
 LEND_FRAMES = 3  # one that is being written, the newest one, and the one before it, which most learners still hold
 
 
-def frames_to_lend(leaves: Sequence[Leaf], lanes: int, autoreset: str) -> int:
+def frames_to_lend(leaves: Sequence[Leaf], lanes: int, user_resets: bool) -> int:
     """How many frames a pool with copy=True needs: 1 where copies are cheap.
 
     Without autoreset, resets of some envs are the rule, and a dialect's answer to them holds the last observations
     of the others: these must still be here as they were, whatever the caller has done to its own.
     """
-    if autoreset == "disabled":
+    if user_resets:
         return 1
     plain = all(leaf.kind is Kind.ARRAY for leaf in leaves)
     nbytes = lanes * sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
@@ -59,7 +59,7 @@ class Frames:
         space: the observation space of one env.
         copy: whether all arrays that are handed out are the caller's own.
         lends: whether such arrays are lent frames rather than copies.
-        spare: how many frames must be left, beside the one that is lent, which nobody holds.
+        spare: how many frames must be free, beside the one that is lent.
     """
 
     def __init__(self, slab: Slab, space: Space[Any], copy: bool, lends: bool, spare: int = 1):
@@ -149,13 +149,13 @@ class Frames:
         if len(self._free_slots({slot})) < self._spare:
             own = [array.copy() for array in arrays]
         else:
-            # Not views of an array, whose own views would hold that array instead: views of a memoryview.
+            # Views of a memoryview: a view of an array would not be kept alive by its own views, which hold the array.
             own = [np.asarray(memoryview(array)) for array in arrays]
             self._lent[slot] += [weakref.ref(array) for array in own]
         return assemble(self._space, own)
 
     def free_slot(self, besides: Collection[int] = ()) -> int | None:
-        """A frame that nobody holds any more."""
+        """A frame that no lent array is alive of."""
         return next(iter(self._free_slots(besides)), None)
 
     def _free_slots(self, besides: Collection[int]) -> list[int]:
@@ -192,7 +192,7 @@ class Frames:
         return not (self._fields["began"][slot, lane] or self._fields["truncated"][slot, lane])
 
     def finals(self, lanes: Ids) -> list[Any]:
-        """The last observations of episodes, for lanes whose answers ended one and began the next; copies."""
+        """The last observations of episodes, of lanes that ended one and began the next; copies."""
         slots = self._slot[lanes]
         leaves = [array[slots, lanes] for array in self._finals if array is not None]
         if self._one_array and not self._leaves[0].scalar and self._leaves[0].shape:

@@ -6,7 +6,8 @@
  *
  * Only the common path lives here: a plain step, array or integer observations, an empty info.
  * Everything else (resets, odd observations, infos, exceptions) goes to the Python callbacks of
- * shoal.worker.single.Stepper, which the Python twin uses as well, so there is one implementation of it. */
+ * shoal.worker.single.SingleStepper, which the Python twin uses as well, so there is one implementation of it.
+ * The rules of autoreset have their model in shoal/envs/autoreset.py. */
 #ifndef SHOAL_STEP_BLOCK_H
 #define SHOAL_STEP_BLOCK_H
 
@@ -196,7 +197,7 @@ static int block_callback(PyObject *callback, int64_t lane, int64_t slot, PyObje
     return result == NULL ? -1 : 0;
 }
 
-/* Fast where every leaf is as its space says; otherwise Stepper.store casts it or says what is wrong. */
+/* Fast where every leaf is as its space says; otherwise SingleStepper.store casts it or says what is wrong. */
 static int block_store(Block *self, PyObject *observation, int64_t lane, int slot) {
     int result = self->special_leaves ? -1 : 0;
     for (Py_ssize_t i = 0; i < self->leaf_count && result == 0; i++)

@@ -380,6 +380,7 @@ class Block:
             self._counters.step(lane, ns)
 
     def _step(self, lane: int, slot: int) -> None:
+        # The rules of autoreset have their model in shoal/envs/autoreset.py.
         op = int(self._op[lane])
         self._was_reset = op != OP_STEP or bool(self._ended[lane] and self._autoreset == AUTORESET["next_step"])
         if self._was_reset:

@@ -1,27 +1,28 @@
-"""A pool's stats in words: what takes the time, and what would help."""
+"""Says in words what takes the time of a pool, and what would help."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.observe.words import duration, plural
 from shoal.support.cores import usable_cores
 
 if TYPE_CHECKING:
     from shoal.observe.stats import PoolStats
 
-__all__ = ["duration", "verdict"]
+__all__ = ["diagnosis"]
 
-FEWEST_BATCHES = 10  # less says nothing
-MUCH = 0.2  # of the time: worth doing something about
+FEWEST_BATCHES = 10  # fewer batches say nothing
+MUCH = 0.2  # a share of the time that is worth a change
 MOST = 0.5
-SLOW, SLOWER_BY = 1.5, 1e-4  # times as long as the others, and by so many seconds: that env is slow by itself
-VARIED = 3.0  # the 99th percentile against the median
-REMOTE = ("ray",)  # workers that a message must travel to
-LONG_WAKE = 1e-4  # seconds; waking a sleeper takes less where a core is free for it
+SLOW, SLOWER_BY = 1.5, 1e-4  # an env is slow if it takes so many times as long as usual, and so many seconds more
+VARIED = 3.0  # steps vary if the 99th percentile is so many times the median
+REMOTE = ("ray",)  # backends that send messages to their workers
+LONG_WAKE = 1e-4  # seconds; on a free core a worker wakes up in less
 
 
-def verdict(stats: PoolStats) -> str:
-    """One or two sentences; the first names what matters most."""
+def diagnosis(stats: PoolStats) -> str:
+    """Return one or two sentences; the first names the largest cost."""
     if stats.batches < FEWEST_BATCHES:
         return f"verdict: {stats.batches} batches are too few to say anything"
     shares = stats.shares
@@ -32,11 +33,11 @@ def verdict(stats: PoolStats) -> str:
         "copying": (shares.copying, _copying),
         "pool": (shares.pool, _pool),
     }
-    worst, say = max(overheads.values(), key=lambda pair: pair[0])
+    worst, describe = max(overheads.values(), key=lambda pair: pair[0])
     if shares.caller >= MOST:
         text = _caller(stats)
     elif worst >= MUCH:
-        text = say(stats)
+        text = describe(stats)
     elif _in_turns(stats) and min(shares.caller, stepping) >= MUCH:
         text = (
             f"the caller and the envs take turns: {shares.caller:.0%} and {stepping:.0%} of the time: use "
@@ -50,6 +51,7 @@ def verdict(stats: PoolStats) -> str:
 
 
 def _in_turns(stats: PoolStats) -> bool:
+    """Whether batches are full, so that no env steps while the caller works."""
     return stats.batch_size == stats.num_envs
 
 
@@ -63,30 +65,29 @@ def _caller(stats: PoolStats) -> str:
 
 def _stragglers(stats: PoolStats) -> str:
     text = f"waiting for stragglers: {stats.shares.stragglers:.0%} of the time"
-    advice = "use batch_size < num_envs" if _in_turns(stats) else "use a smaller batch_size"
+    advice = "batch_size < num_envs" if _in_turns(stats) else "a smaller batch_size"
     sizes, workers = [len(block) for block in stats.blocks], len(stats.blocks)
     if slow := _slow_env(stats):
-        return f"{text}; {slow}: {advice}"
+        return f"{text}; {slow}: use {advice}"
     if _from_uneven_blocks(stats) >= stats.shares.stragglers / 2:
-        return (
-            f"{text}; workers have {min(sizes)} to {max(sizes)} envs: use a multiple of {workers} envs, or {advice[4:]}"
-        )
+        return f"{text}; workers have {min(sizes)} to {max(sizes)} envs: use a multiple of {workers} envs, or {advice}"
     if workers > usable_cores():
-        return f"{text}; {workers} workers share {_cores()}: use fewer workers, or {advice[4:]}"
+        return f"{text}; {_crowded(workers)}, or {advice}"
     if stats.p99 >= VARIED * stats.median:
-        return f"{text}; steps vary (99th percentile {duration(stats.p99)}, median {duration(stats.median)}): {advice}"
+        times = f"99th percentile {duration(stats.p99)}, median {duration(stats.median)}"
+        return f"{text}; steps vary ({times}): use {advice}"
     return f"{text}, though all steps take about the same: is something else using the cores?"
 
 
 def _from_uneven_blocks(stats: PoolStats) -> float:
-    """The part of the time that workers with fewer envs wait for those with more, if all steps take the same."""
+    """Return the share of the time in which workers with fewer envs wait for the others, if all steps are alike."""
     envs, sizes = stats.envs, [len(block) for block in stats.blocks]
     mean = sum(env.mean for env in envs) / max(1, len(envs))
     return (max(sizes) - sum(sizes) / len(sizes)) * mean * stats.batches / stats.seconds
 
 
 def _slow_env(stats: PoolStats) -> str:
-    """About an env that is slower than the others, "" where none is."""
+    """Name the env that is slower than the others; "" if none is."""
     slowest = stats.slowest_env
     if slowest is None:
         return ""
@@ -99,57 +100,42 @@ def _slow_env(stats: PoolStats) -> str:
 
 def _waking(stats: PoolStats) -> str:
     text = f"waking takes {stats.shares.waking:.0%} of the time"
-    if stats.backend in REMOTE:
-        way = duration(max(worker.waking for worker in stats.workers))
-        return f"{text}: messages take {way} there and back: use more envs for each worker, or a smaller batch_size"
     workers, passes = len(stats.blocks), max(1, sum(worker.passes for worker in stats.workers))
-    if workers > usable_cores():
-        return f"{text}: {workers} workers share {_cores()}: use fewer workers"
     wake = max(worker.waking for worker in stats.workers)
+    if stats.backend in REMOTE:
+        more = "use more envs for each worker, or a smaller batch_size"
+        return f"{text}: messages take {duration(wake)} there and back: {more}"
+    if workers > usable_cores():
+        return f"{text}: {_crowded(workers)}"
     if wake >= LONG_WAKE:
         return f"{text}: a worker takes {duration(wake)} to wake up: is something else using the cores?"
     busy = duration(sum(stats.busy) * stats.seconds / passes)
     others = '"serial"' if stats.backend == "hybrid" else '"hybrid" or "serial"'
-    return (
-        f"{text}: a worker is busy for {busy} only before it sleeps again: use more envs, fewer workers, or "
-        f"backend={others}"
-    )
+    more = f"use more envs, fewer workers, or backend={others}"
+    return f"{text}: a worker is busy for {busy} only before it sleeps again: {more}"
 
 
 def _copying(stats: PoolStats) -> str:
     return (
-        f"copying takes {stats.shares.copying:.0%} of the time: use shoal.Pool, or copy=False, whose arrays are views; "
+        f"copying takes {stats.shares.copying:.0%} of the time: use shoal.Pool, or copy=False, to get views of arrays; "
         "infos that are not empty are slow as well"
     )
 
 
 def _pool(stats: PoolStats) -> str:
-    return (
-        f"Shoal's own work takes {stats.shares.pool:.0%} of the time: steps of {duration(stats.median)} are cheap, so "
-        "use larger batches"
-    )
+    share, step = stats.shares.pool, duration(stats.median)
+    return f"Shoal's own work takes {share:.0%} of the time: steps of {step} are cheap, so use larger batches"
 
 
 def _envs(stats: PoolStats) -> str:
-    stepping = stats.shares.envs + stats.shares.resets
-    text = f"the envs take {stepping:.0%} of the time"
+    text = f"the envs take {stats.shares.envs + stats.shares.resets:.0%} of the time"
     workers, cores = len(stats.blocks), usable_cores()
     if stats.backend in ("serial", "threads", "processes", "hybrid") and workers < min(cores, stats.num_envs):
         how = 'backend="hybrid" or "processes"' if stats.backend == "serial" else f"num_workers={cores}"
-        return f"{text}, on {workers} of {_cores()}: use {how}"
+        return f"{text}, on {workers} of {plural(cores, 'core')}: use {how}"
     slow = _slow_env(stats)
     return f"{text}: faster envs or more cores will help" + (f"; {slow}" if slow else "")
 
 
-def _cores() -> str:
-    cores = usable_cores()
-    return f"{cores} core" + ("s" if cores != 1 else "")
-
-
-def duration(seconds: float) -> str:
-    """With the unit that fits: 850 ns, 4.1 us, 12 ms, 1.3 s."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= 0.9995 * size:
-            value = seconds / size
-            return f"{value:.0f} {unit}" if value >= 9.95 else f"{value:.1f} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+def _crowded(workers: int) -> str:
+    return f"{workers} workers share {plural(usable_cores(), 'core')}: use fewer workers"

@@ -1,8 +1,8 @@
-"""Finds the running pools of this user and reads their counters, without their taking part.
+"""Finds the running pools of this user and reads their counters; the pools need not do anything for it.
 
 A pool's slab is an anonymous file. The kernel lets a user's processes (and root) open it by /proc/PID/fd, so no pool
-needs a name, a socket or a permission of its own. It is read, not mapped: nothing can fault, and nothing of it is held
-between two looks.
+needs a name, a socket or a permission of its own. It is read, not mapped: so a slab that goes away cannot cause a
+fault, and nothing stays open between two looks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from shoal.support.usage import UsageError
 __all__ = ["Gone", "Look", "RunningPool", "Unreadable", "check_process", "find", "find_in", "look"]
 
 LINK = re.compile(r"/memfd:shoal( \(deleted\))?")
-LARGEST = 1 << 25  # entries of one field; more is no pool's
-# What is read of a slab: each field's type and number of axes, and the columns that a row must have.
+LARGEST = 1 << 25  # entries of one field; a header that claims more is damaged
+# The fields that are read: their type and number of axes, and the columns that a row must have.
 TYPES: dict[str, tuple[Any, int]] = {
     "roster": (np.int64, 2), "stats": (np.int64, 2), "episode_sums": (np.float64, 2), "pool_stats": (np.int64, 1),
     "pending": (np.uint8, 1), "requested": (np.uint64, 1), "answered": (np.uint64, 1),
@@ -44,7 +44,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class RunningPool:
-    """A pool of a process, and where its slab is: descriptor and inode. `about` is its header."""
+    """A pool of a process, and the descriptor and inode of its slab. `about` is the header."""
 
     pid: int
     fd: int
@@ -53,12 +53,12 @@ class RunningPool:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Tells pools apart."""
+        """Identifies the pool."""
         return self.pid, self.inode
 
 
 class Unreadable(NamedTuple):
-    """A pool that is there and cannot be read, and why."""
+    """A pool that runs but cannot be read, and why."""
 
     pid: int
     inode: int
@@ -67,16 +67,16 @@ class Unreadable(NamedTuple):
 
 @dataclass(frozen=True)
 class Look:
-    """The counters of a pool at one moment; each has one writer, and none waits for the others.
+    """The counters of a pool at one moment. Each has one writer, and writers do not wait for each other.
 
     Attributes:
-        at_ns: when, on the monotonic clock, which all processes share.
+        at_ns: the moment, on the monotonic clock, which all processes share.
         workers: int64 or float64 [workers] for each column of `stats` and `episode_sums` that is read.
-        restarts: of envs, since the start.
-        answers: int64 [workers], of all lanes of each; unlike `steps`, it moves with every lane.
-        roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while it is replaced), first lane,
-            lane after the last.
-        pending, done: bool [lanes]: sent to and not yet received; of these, those that are done.
+        restarts: the number of envs that were replaced.
+        answers: int64 [workers], of all lanes of each worker; unlike `steps`, it moves with every lane.
+        roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while the worker is replaced), first
+            lane, lane after the last.
+        pending, done: bool [lanes]: the lane has an action and was not yet received; its answer is finished.
     """
 
     at_ns: int
@@ -92,28 +92,28 @@ class Look:
 
 
 def find() -> tuple[list[RunningPool], list[Unreadable]]:
-    """All running pools of this user, oldest first, and those that this version cannot read."""
+    """Return all running pools of this user, oldest first, and those that this version cannot read."""
     found: list[RunningPool] = []
     refused: list[Unreadable] = []
     for name in os.listdir(processes.PROC) if processes.PROC.is_dir() else ():
-        # What is gone again, or is none of this user's business, is passed over.
+        # A process may have ended meanwhile, or belong to another user.
         with contextlib.suppress(OSError):
             if name.isdigit() and os.stat(f"{processes.PROC}/{name}").st_uid == os.geteuid():
                 here, unread = find_in(int(name))
                 found += here
                 refused += unread
-    # Workers and forks have the slab as well; whoever made it is older than all of them.
+    # Workers and forks hold the slab too. The process that made it is the oldest, so it is kept.
     oldest_last = sorted(refused, key=lambda one: -_started(one.pid))
     return sorted(found, key=lambda pool: int(pool.about["began_ns"])), list({o.inode: o for o in oldest_last}.values())
 
 
 def find_in(pid: int) -> tuple[list[RunningPool], list[Unreadable]]:
-    """The pools that this process has made itself. Raises OSError where it is gone or is another user's."""
+    """Return the pools that this process made itself. Raises OSError if it has ended or belongs to another user."""
     pools: dict[int, RunningPool] = {}
     refused: dict[int, Unreadable] = {}
     for fd, inode in _slabs(pid):
         if inode in pools or inode in refused:
-            continue  # another descriptor of the same one
+            continue  # another descriptor of the same slab
         try:
             with _opened(pid, fd, inode) as handle:
                 about = _facts(handle)
@@ -127,7 +127,7 @@ def find_in(pid: int) -> tuple[list[RunningPool], list[Unreadable]]:
 
 
 def _slabs(pid: int) -> Iterator[tuple[int, int]]:
-    """Descriptors and inodes of the slabs that a process has open."""
+    """Yield descriptor and inode of each slab that a process has open."""
     folder = f"{processes.PROC}/{pid}/fd"
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):
@@ -144,7 +144,7 @@ def _started(pid: int) -> int:
 
 
 def look(pool: RunningPool) -> Look:
-    """Read the counters. Raises Gone where there are none any more."""
+    """Read the counters. Raises Gone if the pool was closed."""
     with _opened(pool.pid, pool.fd, pool.inode) as handle:
         try:
             about = _facts(handle)
@@ -161,7 +161,7 @@ def look(pool: RunningPool) -> Look:
         for column in wanted
     }
     pending = fields["pending"] != 0
-    # Read after `pending`, and not at the same moment: a lane may be received and sent to again in between.
+    # These were read after `pending`: meanwhile the caller may have received a lane and sent it a new action.
     done = pending & (fields["requested"] == fields["answered"])
     so_far = np.concatenate([[0], np.cumsum(fields["answered"].astype(np.int64))])
     blocks = np.clip(roster[:, 1:], 0, len(pending))
@@ -172,7 +172,7 @@ def look(pool: RunningPool) -> Look:
 
 @contextlib.contextmanager
 def _opened(pid: int, fd: int, inode: int) -> Iterator[int]:
-    """A descriptor of a slab. By now this number may be anything, which must not be waited for."""
+    """Open a slab. The descriptor may be another file by now, even a pipe, so opening must not block."""
     path = processes.PROC / str(pid) / "fd" / str(fd)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -188,7 +188,7 @@ def _opened(pid: int, fd: int, inode: int) -> Iterator[int]:
 
 
 def _facts(handle: int) -> dict[str, Any]:
-    """The header, if it is whole: it may be of a later version, which has more in it, or anybody's."""
+    """Return the checked header. A later version may have more in it; other files may hold anything."""
     facts = header.read(os.pread(handle, header.SIZE, 0))
     try:
         facts["fields"] = fields = {name: _place(name, *facts["fields"][name]) for name in TYPES}
@@ -235,7 +235,7 @@ def _field(handle: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...
 
 
 def check_process(pid: int) -> None:
-    """Raise UsageError where this process cannot be looked at."""
+    """Raise UsageError if this user may not look at the process, or there is none."""
     try:
         os.listdir(processes.PROC / str(pid) / "fd")
     except PermissionError as error:

@@ -1,4 +1,4 @@
-"""What a pool tells about itself while it runs: counts, and where the time goes, from `native/counters.py`."""
+"""What `pool.stats()` returns: counts, and where the time goes. `native/counters.py` names the counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from shoal.memory.slab import Slab
 from shoal.native import counters as c
-from shoal.observe.diagnosis import duration, verdict
+from shoal.observe.diagnosis import diagnosis
+from shoal.observe.words import duration, plural
 
 __all__ = ["Counts", "EnvStats", "PoolStats", "Shares", "WorkerInfo", "WorkerStats"]
 
@@ -24,7 +25,7 @@ MOST_ROWS = 16  # of workers in the table
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """One worker: `pid` is None for threads and for the caller's own block; `node` is the machine, "" for this one."""
+    """One worker. `pid` is None for threads and for the caller's own block; `node` is the machine, "" for this one."""
 
     index: int
     pid: int | None
@@ -41,7 +42,7 @@ class WorkerStats:
         busy: the fraction of the time in which it was stepping.
         passes: how often it went over its envs.
         waking: how long a pass had to wait, on average, for the worker to wake up.
-        median, p99: of the steps of single envs, autoresets included; within an eighth.
+        median, p99: times of the steps of single envs, autoresets included; exact to an eighth.
     """
 
     index: int
@@ -71,11 +72,11 @@ class Shares:
     Attributes:
         envs: envs stepped, and the caller waited for them or stepped some itself.
         resets: the same for resets.
-        stragglers: answers were waited for that would have been there if all workers had been done at the same time.
+        stragglers: the caller waited for answers that would have been there if all workers had ended together.
         waking: workers, or the caller, had to wake up first.
-        copying: answers were copied or gathered out of the slab; infos were read.
-        pool: the rest of the pool's own work: actions were checked, written and posted.
-        caller: outside of the pool.
+        copying: the pool copied or gathered answers out of the slab, or read infos.
+        pool: the rest of the pool's own work; it checked, wrote and posted actions.
+        caller: the caller was outside of the pool.
     """
 
     envs: float
@@ -100,7 +101,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """The slab's counters at one moment, or what they have grown by between two."""
+    """The slab's counters at one moment, or their growth between two moments."""
 
     workers: Array
     episodes: Array
@@ -110,7 +111,7 @@ class Counts:
 
     @classmethod
     def read(cls, slab: Slab, now_ns: int) -> Counts:
-        """A copy of them; the caller is taken to be outside of the pool."""
+        """Copy the counters. The time since the last call of the pool counts as the caller's."""
         pool = slab.array("pool_stats").copy()
         pool[c.POOL_CALLER_NS] += max(0, now_ns - pool[c.POOL_SINCE_NS])
         workers, episodes = slab.array("stats").copy(), slab.array("episode_sums").copy()
@@ -130,8 +131,8 @@ class PoolStats:
     """Counts and times since the pool was made, or between two moments: `later - earlier`. As text, a table.
 
     Attributes:
-        seconds: how long that was.
-        backend, batch_size: the pool's.
+        seconds: the length of that time.
+        backend, batch_size: those of the pool.
         blocks: the env ids of each worker.
         counts: the raw counters.
     """
@@ -144,7 +145,7 @@ class PoolStats:
 
     @classmethod
     def read(cls, slab: Slab, backend: str, batch_size: int, blocks: Sequence[list[int]]) -> PoolStats:
-        """Everything up to now."""
+        """Read everything up to now."""
         now_ns = time.monotonic_ns()
         counts = Counts.read(slab, now_ns)
         seconds = max((now_ns - int(counts.pool[c.POOL_BEGAN_NS])) * NS, NS)
@@ -161,32 +162,32 @@ class PoolStats:
 
     @property
     def num_envs(self) -> int:
-        """How many lanes the pool has."""
+        """The number of lanes of the pool."""
         return sum(len(block) for block in self.blocks)
 
     @property
     def steps(self) -> int:
-        """Answers of all lanes, resets included."""
+        """The number of answers of all lanes, resets included."""
         return int(self.counts.workers[:, c.STAT_STEPS].sum())
 
     @property
     def episodes(self) -> int:
-        """Resets, asked for or automatic."""
+        """The number of resets, by the caller and by autoreset."""
         return int(self.counts.workers[:, c.STAT_EPISODES].sum())
 
     @property
     def ended_episodes(self) -> int:
-        """Episodes that have ended by themselves."""
+        """The number of episodes that were terminated or truncated."""
         return int(self.counts.episodes[:, c.SUM_ENDED].sum())
 
     @property
     def mean_return(self) -> float | None:
-        """Of the episodes that have ended."""
+        """The mean return of the episodes that have ended; None if none has."""
         return self._per_episode(c.SUM_RETURN)
 
     @property
     def mean_length(self) -> float | None:
-        """Of the episodes that have ended."""
+        """The mean length of the episodes that have ended; None if none has."""
         return self._per_episode(c.SUM_LENGTH)
 
     def _per_episode(self, what: int) -> float | None:
@@ -195,30 +196,30 @@ class PoolStats:
 
     @property
     def batches(self) -> int:
-        """How many were received."""
+        """The number of batches that the caller received."""
         return int(self.counts.pool[c.POOL_BATCHES])
 
     @property
     def restarts(self) -> int:
-        """Envs that were replaced."""
+        """The number of envs that were replaced."""
         return int(self.counts.pool[c.POOL_RESTARTS])
 
     @property
     def steps_per_second(self) -> float:
-        """On average."""
+        """The mean rate over this time."""
         return self.steps / self.seconds
 
     # ---- times -------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> list[float]:
-        """For each worker, the fraction of the time in which it was stepping."""
-        # A pass counts when it is over, though it may have begun before the earlier of two moments.
+        """The fraction of the time in which each worker was stepping."""
+        # A worker counts a pass when it ends, though it may have begun before the earlier of two moments.
         return [min(1.0, float(ns) * NS / self.seconds) for ns in self.counts.workers[:, c.STAT_BUSY_NS]]
 
     @property
     def workers(self) -> list[WorkerStats]:
-        """Each worker's part."""
+        """The figures of each worker."""
         rows = zip(self.blocks, self.counts.workers, self.counts.step_times, self.busy, strict=True)
         return [
             WorkerStats(
@@ -231,17 +232,17 @@ class PoolStats:
 
     @property
     def median(self) -> float:
-        """Seconds that half of the steps of single envs took at most, autoresets included; within an eighth."""
+        """The median time of a step of one env, autoresets included; exact to an eighth."""
         return quantile(self.counts.step_times.sum(axis=0), 0.5)
 
     @property
     def p99(self) -> float:
-        """Seconds that 99 of 100 steps of single envs took at most, autoresets included; within an eighth."""
+        """The 99th percentile of the time of a step of one env, autoresets included; exact to an eighth."""
         return quantile(self.counts.step_times.sum(axis=0), 0.99)
 
     @property
     def envs(self) -> list[EnvStats]:
-        """Those that have stepped. An env with several lanes is there once, by its first."""
+        """The envs that have stepped. An env with several lanes is listed once, by its first lane."""
         ids = [env_id for block in self.blocks for env_id in block]
         return [
             EnvStats(env_id, int(steps), float(ns) * NS / int(steps), float(longest) * NS)
@@ -251,17 +252,17 @@ class PoolStats:
 
     @property
     def slowest_env(self) -> EnvStats | None:
-        """The one whose steps take longest on average; None where none has stepped."""
+        """The env with the longest mean time of a step; None if none has stepped."""
         return max(self.envs, key=lambda env: env.mean, default=None)
 
     @property
     def shares(self) -> Shares:
-        """Where the caller's time went."""
+        """The parts of the caller's time."""
         pool, workers = self.counts.pool, self.counts.workers
         total = self.seconds / NS
         wait, caller, copying = (float(pool[i]) for i in (c.POOL_WAIT_NS, c.POOL_CALLER_NS, c.POOL_COPY_NS))
         stragglers = min(float(pool[c.POOL_STRAGGLER_NS]), wait)
-        # A wait for all workers takes what they take on average, and the stragglers' part on top of it.
+        # A wait for all workers is their mean time, and the stragglers' part on top of it.
         waking = float(pool[c.POOL_WAKE_NS]) + float(workers[:, c.STAT_WAKE_NS].mean())
         waking = min(waking, wait - stragglers)
         stepping = wait - stragglers - waking
@@ -275,11 +276,11 @@ class PoolStats:
 
     @property
     def verdict(self) -> str:
-        """What takes the time, and what would help."""
-        return verdict(self)
+        """A diagnosis in words: what takes the time, and what would help."""
+        return diagnosis(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures as plain data."""
+        """Return all figures as plain data."""
         slowest = self.slowest_env
         return {
             "backend": self.backend, "num_envs": self.num_envs, "batch_size": self.batch_size,
@@ -293,10 +294,10 @@ class PoolStats:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        return "\n\n".join(part for part in (self._head(), self._share_table(), self._worker_table(), self._tail()))
+        return "\n\n".join([self._head(), self._share_table(), self._worker_table(), self._tail()])
 
     def _head(self) -> str:
-        workers = f"{len(self.blocks)} worker" + ("s" if len(self.blocks) > 1 else "")
+        workers = plural(len(self.blocks), "worker")
         return (
             f"{self.num_envs} envs, {self.backend} with {workers}, batches of {self.batch_size}: {self.steps:,} steps "
             f"in {duration(self.seconds)}, {self.steps_per_second:,.0f} steps/s"
@@ -324,12 +325,11 @@ class PoolStats:
 
     def _tail(self) -> str:
         lines = []
-        slowest = self.slowest_env
-        if slowest is not None and len(self.envs) > 1:
-            others = float(np.median([env.mean for env in self.envs]))
+        slowest, times = self.slowest_env, [env.mean for env in self.envs]
+        if slowest is not None and len(times) > 1:
+            mean, usual, longest = map(duration, (slowest.mean, float(np.median(times)), slowest.longest))
             lines.append(
-                f"slowest env: {slowest.env_id}, {duration(slowest.mean)} a step on average against "
-                f"{duration(others)}; its longest took {duration(slowest.longest)}"
+                f"slowest env: {slowest.env_id}, {mean} a step on average against {usual}; its longest took {longest}"
             )
         if self.mean_return is not None and self.mean_length is not None:
             lines.append(
@@ -342,7 +342,7 @@ class PoolStats:
 
 
 def quantile(times: Array, q: float) -> float:
-    """Seconds that this fraction of the steps took at most, from a row of `step_times`; 0 where there are none."""
+    """Return the seconds that a fraction `q` of the steps took at most, from a row of `step_times`; 0 without steps."""
     up_to = np.cumsum(times)
     if not len(up_to) or not up_to[-1]:
         return 0.0
@@ -353,7 +353,7 @@ def quantile(times: Array, q: float) -> float:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest entry, the first to the left and the others to the right."""
+    """Lay out columns as wide as their widest entry, the first aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:

@@ -1,4 +1,4 @@
-"""`shoal top`: what the running pools of this user are doing, again and again."""
+"""`shoal top`: shows what the running pools of this user are doing, again and again."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from shoal.support import processes
 __all__ = ["Watch", "top"]
 
 NOTHING = 1  # exit code
-SEARCHING = 0.02  # the share of the time in which a look for new pools may be under way
-NOBODY = "no pool of this user is running"
+SEARCHING = 0.02  # the share of the time that the search for new pools may take
+NO_POOL = "no pool of this user is running"
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Watch:
     """Looks at pools and remembers the last look, so that it can tell what has happened since.
 
     Args:
-        pid: of the process whose pools, or of the worker whose pool, alone is of interest.
+        pid: a process with pools, or a worker of a pool; None for all pools of this user.
 
     Raises:
         UsageError: there is no such process, or it is another user's.
@@ -56,7 +56,7 @@ class Watch:
         self.unreadable: list[Unreadable] = []
 
     def look(self) -> list[PoolRates]:
-        """What each pool has done since the last look; since its start where this is the first."""
+        """Return what each pool has done since the last look, or since its start if this is the first."""
         self._search()
         there = []
         for pool in self._known:
@@ -69,7 +69,7 @@ class Watch:
         return [seen.rates for seen in self._seen.values()]
 
     def history(self) -> list[tuple[PoolRates, list[float]]]:
-        """The last rates of each pool, and its steps/s in all looks but the first."""
+        """Return the last rates of each pool, and its steps/s in all looks but the first."""
         return [(seen.rates, list(seen.history)) for seen in self._seen.values()]
 
     def _note(self, pool: RunningPool, now: Look) -> None:
@@ -82,7 +82,7 @@ class Watch:
         seen.history.append(seen.rates.steps_per_second)
 
     def _search(self) -> None:
-        """Look for pools, seldom enough: where there are many processes it takes a while."""
+        """Search for pools, but rarely: with many processes a search takes long."""
         began = time.monotonic()
         if began < self._next_search:
             return
@@ -92,7 +92,7 @@ class Watch:
 
 
 def _pools_of(pid: int) -> tuple[list[RunningPool], list[Unreadable]]:
-    """Those that a process has made, or the one that it is a worker of."""
+    """Return the pools that a process has made, or the pool of which it is a worker."""
     try:
         found, unreadable = running_pools.find_in(pid)
     except OSError:
@@ -111,34 +111,31 @@ def _pools_of(pid: int) -> tuple[list[RunningPool], list[Unreadable]]:
 
 
 def top(pid: int | None, interval: float, once: bool, as_json: bool, console: Console) -> int:
-    """Show the pools until the user has seen enough; the exit code.
+    """Show the pools until the user ends it, and return the exit code.
 
     Args:
-        pid: one process, or None for all of this user.
+        pid: one process; None for all of this user.
         once: show one interval and return.
-        as_json: one line for each pool and interval, instead of tables.
+        as_json: print one line for each pool and interval, instead of tables.
     """
     watch = Watch(pid)
-    first = watch.look()
-    if not first and (once or pid is not None):
-        print(_nobody(watch, pid), file=sys.stderr)
-        return NOTHING
+    if not watch.look() and (once or pid is not None):
+        return _tell_why(watch, pid)
     with contextlib.suppress(KeyboardInterrupt):
         if once:
             time.sleep(interval)
-            return _tell(watch, pid, as_json, console)
+            return _print_look(watch, pid, as_json, console)
         if as_json or not console.is_terminal:
             return _stream(watch, pid, interval, as_json, console)
         return _live(watch, pid, interval, console)
     return 0
 
 
-def _tell(watch: Watch, pid: int | None, as_json: bool, console: Console) -> int:
-    """One look in print."""
+def _print_look(watch: Watch, pid: int | None, as_json: bool, console: Console) -> int:
+    """Look once and print what is found."""
     found = watch.look()
     if not found:
-        print(_nobody(watch, pid), file=sys.stderr)
-        return NOTHING
+        return _tell_why(watch, pid)
     if as_json:
         for one in found:
             print(json.dumps({"time": time.time(), **asdict(one)}), flush=True)
@@ -148,19 +145,19 @@ def _tell(watch: Watch, pid: int | None, as_json: bool, console: Console) -> int
 
 
 def _stream(watch: Watch, pid: int | None, interval: float, as_json: bool, console: Console) -> int:
-    """One look after another in print, until there is nobody to look at or to listen."""
+    """Print one look after another, until the one process has no pool any more or the reader closes the pipe."""
     try:
         code = 0
         while code == 0 or pid is None:
             time.sleep(interval)
-            code = _tell(watch, pid, as_json, console)
+            code = _print_look(watch, pid, as_json, console)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would complain at its exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python complains at its exit
     return 0
 
 
 def _live(watch: Watch, pid: int | None, interval: float, console: Console) -> int:
-    """Redraw the screen until a key says that it is enough, or the one process has no pool any more."""
+    """Redraw the screen until the user presses q, or the one process has no pool any more."""
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(_picture(watch, console), refresh=True)
@@ -174,7 +171,7 @@ def _live(watch: Watch, pid: int | None, interval: float, console: Console) -> i
 
 def _picture(watch: Watch, console: Console) -> RenderableType:
     shown = watch.history()
-    body = Screen(console).draw(shown, console.height - 1) if shown else Text(f"{NOBODY}; waiting for one")
+    body = Screen(console).draw(shown, console.height - 1) if shown else Text(f"{NO_POOL}; waiting for one")
     return Group(body, *_refusals(watch), Text("q leaves", style="dim"))
 
 
@@ -182,25 +179,20 @@ def _refusals(watch: Watch) -> list[Text]:
     return [Text(f"process {one.pid} has a pool that cannot be shown: {one.reason}") for one in watch.unreadable]
 
 
-def _nobody(watch: Watch, pid: int | None) -> str:
-    refusals = "; ".join(str(text) for text in _refusals(watch))
-    if refusals:
-        return refusals
-    if not processes.PROC.is_dir():
-        return "pools are found by /proc, which this system does not have"
-    return NOBODY if pid is None else f"process {pid} has no running pool"
+def _tell_why(watch: Watch, pid: int | None) -> int:
+    """Say on stderr why there is nothing to show, and return the exit code."""
+    reason = "; ".join(str(text) for text in _refusals(watch))
+    if not reason and not processes.PROC.is_dir():
+        reason = "pools are found by /proc, which this system does not have"
+    print(reason or (NO_POOL if pid is None else f"process {pid} has no running pool"), file=sys.stderr)
+    return NOTHING
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key: "" where none was pressed."""
+    """Yield a function that waits so many seconds for a key; it returns "" if none was pressed."""
     if not sys.stdin.isatty():
-
-        def nothing(seconds: float) -> str:
-            time.sleep(seconds)
-            return ""
-
-        yield nothing
+        yield lambda seconds: _read_key([], seconds)
         return
     import termios
     import tty
@@ -208,12 +200,12 @@ def _keys() -> Iterator[Callable[[float], str]]:
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
-
-    def pressed(seconds: float) -> str:
-        ready, _, _ = select.select([terminal], [], [], seconds)
-        return os.read(terminal, 1).decode(errors="replace") if ready else ""
-
     try:
-        yield pressed
+        yield lambda seconds: _read_key([terminal], seconds)
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _read_key(terminals: list[int], seconds: float) -> str:
+    ready, _, _ = select.select(terminals, [], [], seconds)
+    return os.read(ready[0], 1).decode(errors="replace") if ready else ""

@@ -1,1 +1,5 @@
-"""To be written."""
+"""Chooses how envs are run: the backend, the number of workers, how long a wait spins.
+
+May import `engine` and what is below it. Read `plan` first. `tuning`, which tries plans on real pools, lies above the
+pool and so in a package of its own.
+"""

@@ -16,18 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from shoal.backends import registry
+from shoal.backends.backend import Backend
+from shoal.backends.base import BlockSpec
 from shoal.backends.processes import ProcessWorker
-from shoal.engine.workers import BACKENDS
-from shoal.envs.batched import BATCHED
+from shoal.backends.threads import MOST_THREADS
 from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
 from shoal.errors import BadEnv
-from shoal.remote.dispatcher import REMOTE
+from shoal.options import PoolOptions
 from shoal.support.checks import check_choice, number, whole_number
 from shoal.support.cores import usable_cores
 from shoal.support.deadline import Deadline
 from shoal.worker.measurement import MEASURING, Measurement
 
-__all__ = ["Plan", "given_plan", "make_plan", "predict", "spin_times"]
+__all__ = ["Plan", "fixed_plan", "measured_plan", "predict", "spin_times", "with_plan"]
 
 WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
 
@@ -37,7 +39,7 @@ HYBRID = 3e-6  # meeting workers that spin beside the caller
 PROCESSES = 25e-6  # sleeping and waking up again
 PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
 THREAD_TURN = 40e-6  # the same for a thread, under the GIL
-MOST_PROCESSES, MOST_THREADS = 128, 256
+MOST_PROCESSES = 128
 MARGIN = 0.97  # a more complicated choice must be predicted to take less than this of a simpler one
 
 
@@ -63,9 +65,9 @@ class Plan:
     spin: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("backend", self.backend, BACKENDS)
-        alone = self.backend != "compiled" and self.backend in ("serial", *BATCHED)
-        whole_number(f"num_workers of {self.backend!r}", self.num_workers, 1, 1 if alone else 2**20)
+        check_choice("backend", self.backend, registry.names())
+        most = 1 if registry.find(self.backend).one_worker else 2**20
+        whole_number(f"num_workers of {self.backend!r}", self.num_workers, 1, most)
         if self.num_envs is not None:
             whole_number("num_envs", self.num_envs, 1, 2**40)
         if self.batch_size is not None:
@@ -140,37 +142,41 @@ def _measurement(document: Any) -> Measurement:
     return Measurement(wall, number("measured.cpu", document["cpu"], 0, 1e9))
 
 
-def given_plan(
-    plan: Plan | str | os.PathLike[str],
-    backend: str,
-    num_workers: int | None,
-    batch_envs: int | None,
-    isolate: bool,
-) -> Plan:
-    """The plan that a caller gives, or the file of one, with what the caller says beside it.
+def with_plan(options: PoolOptions, env: Any, num_envs: int | None) -> tuple[PoolOptions, int | None]:
+    """The options with what the plan says that the caller gives, and the number of envs.
 
-    A batch size in lanes is not looked at: how many lanes the envs have is known when they are built.
+    A batch size in lanes is not compared: how many lanes the envs have is known when they are built.
 
     Raises:
-        ValueError: the two contradict each other.
+        ValueError: options and plan contradict each other.
     """
-    if isinstance(plan, str | os.PathLike):
-        plan = Plan.load(plan)
+    if options.plan is None:
+        return options, num_envs
+    plan = Plan.load(options.plan) if isinstance(options.plan, str | os.PathLike) else options.plan
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a shoal.Plan or the file of one, found {plan!r}")
+    kind = registry.find(plan.backend)
     beside = {
-        "backend": (None if backend == "auto" else backend, plan.backend),
-        "num_workers": (num_workers, plan.num_workers),
-        "batch_envs": (batch_envs, plan.envs_in_a_batch),
+        "backend": (None if options.backend == "auto" else options.backend, plan.backend),
+        "num_workers": (options.num_workers, plan.num_workers),
+        "batch_envs": (options.batch_envs, plan.envs_in_a_batch),
     }
     for name, (value, planned) in beside.items():
         if value is not None and planned is not None and value != planned:
             raise contradiction(name, value, planned)
-    if isolate and plan.backend not in ("processes", *REMOTE):
+    if options.isolate and not kind.isolates:
         raise ValueError(
             f'isolate=True keeps envs out of this process: the plan with backend="{plan.backend}" does not'
         )
-    return plan if batch_envs is None else replace(plan, batch_size=batch_envs)
+    if options.batch_envs is not None:
+        plan = replace(plan, batch_size=options.batch_envs)
+    batch: dict[str, Any] = {}
+    if options.batch_size is None:
+        # Under a batched backend one env has all lanes.
+        batch = {"batch_size" if kind.batched else "batch_envs": plan.batch_size}
+    if num_envs is None and (isinstance(env, str) or not isinstance(env, Sequence)):
+        num_envs = plan.num_envs
+    return replace(options, backend=plan.backend, num_workers=plan.num_workers, plan=plan, **batch), num_envs
 
 
 def contradiction(name: str, value: Any, planned: Any) -> ValueError:
@@ -180,42 +186,23 @@ def contradiction(name: str, value: Any, planned: Any) -> ValueError:
     )
 
 
-def make_plan(
-    env_fns: Sequence[EnvFn],
-    backend: str,
-    num_workers: int | None,
-    batch_size: int,
-    isolate: bool,
-    start_method: str,
-    deadline: Deadline,
-) -> Plan:
-    """Settle the backend and the worker count.
+def fixed_plan(backend: Backend, envs: int) -> Plan:
+    """The plan for a backend that was asked for, with as many workers as asked for, or as it likes."""
+    if backend.one_worker:
+        return Plan(backend.name, 1)
+    workers = int(backend.num_workers or backend.default_workers(envs, usable_cores()))
+    return Plan(backend.name, workers if backend.batched else min(workers, envs))
 
-    Args:
-        backend: a backend's name, or "auto".
-        isolate: envs must not run in the caller's process.
-    """
-    count, cores = len(env_fns), usable_cores()
-    if num_workers is not None and (
-        isinstance(num_workers, bool | str) or int(num_workers) != num_workers or num_workers < 1
-    ):
-        raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {num_workers!r}")
-    if backend != "auto":
-        if isolate and backend not in ("processes", *REMOTE):
-            raise ValueError(f'isolate=True keeps envs out of this process: backend="{backend}" does not')
-        if backend == "compiled":
-            return Plan(backend, int(num_workers or cores), "as asked for")
-        if backend == "serial" or backend in BATCHED:
-            return Plan(backend, 1)
-        default = min(count, MOST_THREADS) if backend == "threads" else cores
-        return Plan(backend, min(int(num_workers or default), count))
+
+def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: int, deadline: Deadline) -> Plan:
+    """Measure the first env in a process of its own, and choose the backend that is predicted to be the fastest."""
     try:
-        measured = _measure(env_fns[0], start_method, deadline)
+        measured = _measure(env_fns[0], options.start_method, deadline)
     except BadEnv as error:
-        if isolate:
+        if options.isolate:
             raise
         return Plan("serial", 1, f"no process can run it: {error}")
-    return _choose(measured, count, batch_size, cores, num_workers, isolate)
+    return _choose(measured, len(env_fns), batch_size, usable_cores(), options.num_workers, options.isolate)
 
 
 def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measurement:
@@ -225,7 +212,9 @@ def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measuremen
         BadEnv: the env function cannot be sent to a process.
         EnvError, WorkerDied: the env raised or took its process along.
     """
-    worker = ProcessWorker(0, 0, 1, pickle_env_fns([env_fn]), registry_additions(), start_method, {MEASURING: "1"})
+    worker = ProcessWorker(
+        BlockSpec(0, 0, 1, pickle_env_fns([env_fn])), registry_additions(), start_method, {MEASURING: "1"}
+    )
     try:
         worker.launch()
         worker.built(deadline)
@@ -270,7 +259,7 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
     share = batch_size / count
     if backend == "serial":
         return CALLER + batch_size * (measured.mean + LANE)
-    # With a partial batch nobody waits for the slowest: all workers are busy all the time.
+    # With a partial batch no worker waits for the slowest: all are busy all the time.
     even = measured.mean * batch_size / workers
     block = even if batch_size < count else _slowest_block(measured, workers, count)
     turns = workers * share
@@ -286,7 +275,7 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
 def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
     """How long the slowest of the workers takes for its block, drawn from the measured steps.
 
-    The mean says little about envs that sometimes take long: everybody waits for the longest.
+    The mean says little about envs that sometimes take long, because the batch waits for the longest.
     """
     size = -(-count // workers)
     rng = np.random.default_rng(0)
@@ -299,20 +288,5 @@ def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
 
 
 def spin_times(plan: Plan) -> tuple[int, int]:
-    """How long (the pool, a worker) looks for an answer before it sleeps, in ns.
-
-    Waking a sleeper costs more than a small batch, so everybody spins for as long as a batch of cheap envs takes, and
-    stops where that keeps missing (native/doorbell.h). But who spins may keep those from running that he waits for:
-    where workers far outnumber the cores nobody spins, and under "processes" the caller does not where each core has a
-    worker.
-    """
-    if plan.spin is not None:
-        return plan.spin
-    cores = usable_cores()
-    if plan.backend in REMOTE:  # a message takes longer than anybody should spin
-        return 0, 0
-    if plan.backend == "threads" or plan.num_workers > 2 * cores:
-        return 0, 0
-    if plan.backend == "hybrid":
-        return 300_000, 300_000
-    return (0 if plan.num_workers >= cores else 100_000), 300_000
+    """How long (the pool, a worker) looks for an answer before it sleeps, in ns."""
+    return plan.spin or registry.find(plan.backend).spin_times(plan.num_workers, usable_cores())

@@ -1,8 +1,9 @@
-"""What a pool and a block of envs that lives elsewhere say to each other: whole messages, each one piece of memory.
+"""The messages between a pool and the hosts of its envs. Each message is one piece of memory.
 
-A message begins with its kind. REQUEST and ANSWER have the rows of some lanes, field after field, so that a batch of a
-host is one message however many envs it has; everything else is a pickled tuple. Both sides know the fields from the
-spaces, and the rows from the lanes: neighbours are told by the first of them, others stand in the message.
+There are two kinds, and the first byte tells which. A message of rows holds fields of some lanes, one field after the
+other, so a batch of one host is one message for any number of envs. It is a request (pool to host) or an answer (host
+to pool). Every other message is a pickled tuple ("words"). Both sides derive the fields from the spaces. Neighbouring
+lanes are given by the first lane and their number; other lanes are listed in the message.
 """
 
 from __future__ import annotations
@@ -18,75 +19,78 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.memory.messages import STATUS_FINAL
-from shoal.memory.slab import FRAME_FIELDS, Slab
+from shoal.memory.slab import FRAME_FIELDS, LANE_FIELDS, Slab
 from shoal.native import counters
 
-__all__ = ["ANSWER", "REQUEST", "Request", "Wire", "WireAnswer", "WireRows", "is_words", "pack_words", "unpack_words"]
+__all__ = ["RowsMessage", "Wire", "WireRows", "is_words", "lanes_index", "pack_words", "unpack_words"]
 
 Array = npt.NDArray[Any]
 
-WORDS, REQUEST, ANSWER = b"w", b"r", b"a"
-# Words of a host that was asked what it is doing: (this, env or 0, the number of its request, ns since when, stack).
+WORDS, ROWS = b"w", b"r"
+# The words with which a host says what it is doing: (this, env or 0, number of its request, ns since it began, stack).
 HOST_LIVES = "lives"
-COUNTERS = ("stats", "episode_sums", "step_times")  # of a host as a whole
-# What a lane's worker keeps from one request to the next. It travels both ways, so that the pool's slab always has all
-# there is to know of a lane, and a restored snapshot or a new host need nothing else.
-KEPT = ("ended", "run_return", "run_length")
-# Kind, number, how many lanes, the first of them, bytes of mail at the end, busy_ns. What follows is aligned.
+COUNTERS = ("stats", "episode_sums", "step_times")  # fields with one row for each worker
+AVERAGED = [counters.STAT_BUSY_NS, counters.STAT_RESET_NS]  # of `stats`: averaged over a host's workers, not summed
+# Fields of a lane that are not copied: each side has its own. `op` is part of a request only, and so are the numbers of
+# the requests, which must not be in the host's slab before the rest is.
+NOT_COPIED = ("pending", "requested", "answered", "op", "slot", "done_ns")
+# What a worker remembers of a lane between requests. It travels both ways, so the pool's slab always has the current
+# values, and neither a restored snapshot nor a new host needs them from anywhere else.
+KEPT = tuple(name for name in LANE_FIELDS if name not in NOT_COPIED)
+# The head of a message of rows: kind, number, number of lanes, first lane, bytes of mail at the end, busy_ns. Its size
+# keeps what follows aligned.
 HEAD = struct.Struct("<c7x5q")
-SCATTERED = -1  # instead of the first: the lanes are no neighbours, and follow
-MOST_KNOWN = 256  # runs of lanes to keep views of; with partial batches there may be any number
+SCATTERED = -1  # as the first lane: the lanes are not neighbours, and are listed after the head
+MAX_KNOWN = 256  # runs of lanes for which views are kept; partial batches can have any number of different runs
 
 
 def pack_words(*words: Any) -> bytes:
-    """A message that is no request and no answer. By value: the other side may not have the caller's script."""
+    """Pack a tuple as a message. It is pickled by value, because the other side may not have the caller's script."""
     packed: bytes = cloudpickle.dumps(words)
     return WORDS + packed
 
 
 def is_words(data: Any) -> bool:
-    """Whether a message is such a tuple."""
+    """Whether a message is a pickled tuple."""
     return bytes(data[:1]) == WORDS
 
 
 def unpack_words(data: Any) -> tuple[Any, ...]:
-    """What was packed."""
+    """The tuple in a message."""
     words: tuple[Any, ...] = cloudpickle.loads(memoryview(data)[1:])
     return words
 
 
 class WireRows:
-    """What travels of some lanes, field after field.
+    """The rows of some lanes in a slab, one field after the other, as a message holds them.
 
     Attributes:
-        lanes: ascending.
-        at: an index of theirs: a slice where they are neighbours.
-        frame: an index of their rows in the frames; None if none of these travel.
+        lanes: the lanes, ascending.
+        at: an index of the lanes: a slice if they are neighbours.
+        frame: an index of the lanes' rows in the frames; None in a request, which has no such rows.
 
     Args:
-        fields: arrays, and by which index each has the lanes' rows.
-        pieces: whether the rows of each field lie side by side. They are then copied as bytes.
+        fields: pairs of an array and the index of the lanes' rows in it.
+        contiguous: whether the rows of each field are contiguous. They are then copied as bytes.
     """
 
-    def __init__(self, lanes: Array, at: Any, frame: Any, fields: Sequence[tuple[Array, Any]], pieces: bool):
+    def __init__(self, lanes: Array, at: Any, frame: Any, fields: Sequence[tuple[Array, Any]], contiguous: bool):
         self.lanes, self.at, self.frame, self._fields = lanes, at, frame, fields
         self._pieces: list[Any] | None = None
-        if pieces:
+        if contiguous:
             self._pieces = [memoryview(array[index].reshape(-1).view(np.uint8)) for array, index in fields]
             stops = list(itertools.accumulate(map(len, self._pieces)))
             self._places = list(zip(self._pieces, [0, *stops], stops, strict=False))
 
     def parts(self) -> list[Any]:
-        """What the slab has, as buffers."""
-        if self._pieces is not None:
-            return self._pieces
-        return [np.ascontiguousarray(array[index]) for array, index in self._fields]
+        """The rows in the slab, as a list of buffers."""
+        return self._pieces or [np.ascontiguousarray(array[index]) for array, index in self._fields]
 
     def fill(self, data: memoryview) -> memoryview:
-        """Write what a message has, of which this is the rest from there on, into the slab. Returns what follows."""
+        """Copy rows from the beginning of `data` into the slab; return the rest of `data`."""
         if self._pieces is None:
             for array, index in self._fields:
-                data = _put(array, index, data)
+                data = _copy_rows(array, index, data)
             return data
         stop = 0
         for piece, start, stop in self._places:
@@ -94,31 +98,17 @@ class WireRows:
         return data[stop:]
 
 
-class Request(NamedTuple):
-    """What lanes are asked.
+class RowsMessage(NamedTuple):
+    """A request or an answer, as it was read.
 
     Attributes:
-        number: counts the messages to one host, from 0: they are taken in this order, however they arrive, and once.
-        sequences: of the lanes' requests.
-        values: to be filled in to the rows.
-        commands: what a worker is told beside the slab, (name, ...) each, pickled by value.
-    """
-
-    number: int
-    rows: WireRows
-    sequences: Array
-    values: memoryview
-    commands: list[bytes]
-
-
-class WireAnswer(NamedTuple):
-    """What lanes have answered.
-
-    Attributes:
-        number: that of the request.
-        busy_ns: how long the host has had it.
-        values: to be filled in to the rows, of which the first are the counters of the whole host.
-        mail: messages as a worker's side channel has them, each packed on its own.
+        number: the number of the request. Requests to one host are counted from 0 and are carried out in this order,
+            each once, in whatever order they arrive.
+        busy_ns: in an answer, the time from the arrival of the request to its answer.
+        rows: where the values belong.
+        values: the values, to be given to `rows.fill`. Those of a request follow the lanes' sequence numbers.
+        mail: in a request, commands for the worker, (name, ...) each, pickled by value; in an answer, messages of the
+            worker's side channel, each packed on its own.
     """
 
     number: int
@@ -127,24 +117,29 @@ class WireAnswer(NamedTuple):
     values: memoryview
     mail: list[bytes]
 
+    def sequences(self) -> Array:
+        """In a request: the sequence number of each lane's request."""
+        found: Array = np.ndarray(len(self.rows.lanes), np.uint64, self.values)
+        return found
+
 
 class Wire:
-    """Packs and unpacks the rows of one pool's lanes.
+    """Packs and unpacks rows of one slab.
 
     Args:
-        slab: the one on this side; both sides have the same fields, though not as many lanes.
-        worker: the one of the slab whose counters travel; None for those of all workers together.
-        shift: by how much the number of a lane is greater in messages than in this slab.
-        stats: of that worker, in place of the slab's: to be looked at before others see them.
+        slab: the slab on this side. The other side's has the same fields, but may have another number of lanes.
+        worker: the worker of this slab whose counters travel; None for the counters of all workers together.
+        shift: is added to the number of a lane of this slab to get its number in messages.
+        stats: an array to use in place of the worker's row of `stats`.
     """
 
     def __init__(self, slab: Slab, worker: int | None, shift: int = 0, stats: Array | None = None):
         fields = slab.layout.fields
         self.arrays = {name: slab.array(name) for name in fields}
         self._shift = shift
-        obs = ["obs_rows"] if "obs_rows" in fields else [name for name in fields if name.startswith("obs.")]
+        observation = ["obs_rows"] if "obs_rows" in fields else [name for name in fields if name.startswith("obs.")]
         self._asked = ["op", *KEPT, *(name for name in fields if name.startswith("action."))]
-        self._answered = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *obs]
+        self._answered = [*FRAME_FIELDS, *(name for name in ("present",) if name in fields), *observation]
         self._finals = [name for name in fields if name.startswith("final.")]
         self._sums = {name: np.zeros_like(self.arrays[name][:1]) for name in COUNTERS} if worker is None else {}
         self._counters: list[tuple[Array, Any]] = [
@@ -152,67 +147,69 @@ class Wire:
         ]
         if stats is not None:
             self._counters[COUNTERS.index("stats")] = stats, ...
-        self._known: dict[Any, WireRows] = {}  # views cost more than what is copied
+        self._known: dict[Any, WireRows] = {}  # by run of lanes: making views takes longer than copying the rows
 
     def request(self, number: int, at: Any, sequences: Array, commands: Sequence[bytes]) -> bytes:
-        """What lanes of the slab are asked, as a message; `at` as `run_of` has it."""
+        """Pack a request to lanes; `at` is what `lanes_index` returns for them."""
         rows = self._asked_rows(at)
-        mail = pickle.dumps(list(commands)) if commands else b""
-        return b"".join([self._head(REQUEST, number, rows, mail, 0), sequences.tobytes(), *rows.parts(), mail])
+        return self._packed(number, 0, rows, [sequences.tobytes(), *rows.parts()], commands)
 
-    def read_request(self, data: Any) -> Request:
-        """What `request` has packed."""
-        number, count, at, mail, _, data = self._read_head(data)
-        sequences = np.ndarray(count, np.uint64, data)
-        return Request(number, self._asked_rows(at), sequences, data[sequences.nbytes :], mail)
+    def read_request(self, data: Any) -> RowsMessage:
+        """Read what `request` has packed."""
+        return self._read(data, self._asked_rows)
+
+    def write_request(self, request: RowsMessage) -> None:
+        """Copy the values of a request into the slab."""
+        request.rows.fill(request.values[request.sequences().nbytes :])
 
     def answer(self, number: int, busy_ns: int, rows: WireRows, mail: Sequence[bytes]) -> bytes:
-        """What lanes of the slab have answered, as a message."""
-        letters = pickle.dumps(list(mail)) if mail else b""
+        """Pack the lanes' answer to a request."""
+        for name, total in self._sums.items():
+            self.arrays[name].sum(axis=0, out=total[0])
         if self._sums:
-            self._sum_up()
-        parts = rows.parts() + [np.ascontiguousarray(self.arrays[name][index]) for name, index in self._finals_of(rows)]
-        return b"".join([self._head(ANSWER, number, rows, letters, busy_ns), *parts, letters])
+            self._sums["stats"][0, AVERAGED] //= len(self.arrays["stats"])
+        finals = [np.ascontiguousarray(array[index]) for array, index in self._finals_of(rows)]
+        return self._packed(number, busy_ns, rows, [*rows.parts(), *finals], mail)
 
-    def read_answer(self, data: Any) -> WireAnswer:
-        """What `answer` has packed."""
-        number, _, at, mail, busy_ns, values = self._read_head(data)
-        return WireAnswer(number, busy_ns, self.answered_rows(at), values, mail)
+    def read_answer(self, data: Any) -> RowsMessage:
+        """Read what `answer` has packed."""
+        return self._read(data, self.answered_rows)
 
-    def write_answer(self, answer: WireAnswer) -> None:
-        """Put it where whoever reads the slab looks for it."""
+    def write_answer(self, answer: RowsMessage) -> None:
+        """Copy the values of an answer into the slab."""
         data = answer.rows.fill(answer.values)
-        for name, index in self._finals_of(answer.rows):
-            data = _put(self.arrays[name], index, data)
+        for array, index in self._finals_of(answer.rows):
+            data = _copy_rows(array, index, data)
 
     def last_rows(self, slot: int, lane: int) -> dict[str, Array]:
-        """What a lane has answered in a frame, for a new env that shall repeat it."""
+        """What a lane has answered in a frame. A new env repeats it to end the episode of the old env."""
         return {name: self.arrays[name][slot, lane].copy() for name in self._answered}
 
-    def _head(self, kind: bytes, number: int, rows: WireRows, mail: bytes, busy_ns: int) -> bytes:
-        run = isinstance(rows.at, slice)
+    def _packed(self, number: int, busy_ns: int, rows: WireRows, parts: Sequence[Any], mail: Sequence[bytes]) -> bytes:
+        run, packed_mail = isinstance(rows.at, slice), pickle.dumps(list(mail)) if mail else b""
         first = rows.at.start + self._shift if run else SCATTERED
-        head = HEAD.pack(kind, number, len(rows.lanes), first, len(mail), busy_ns)
-        return head if run else head + (rows.lanes + self._shift).tobytes()
+        head = HEAD.pack(ROWS, number, len(rows.lanes), first, len(packed_mail), busy_ns)
+        lanes = b"" if run else (rows.lanes + self._shift).tobytes()
+        return b"".join([head, lanes, *parts, packed_mail])
 
-    def _read_head(self, data: Any) -> tuple[int, int, Any, list[bytes], int, memoryview]:
-        """(number, how many lanes, an index of theirs, mail, busy_ns, what follows)."""
+    def _read(self, data: Any, rows_of: Any) -> RowsMessage:
+        """Read a message; `rows_of` finds the rows of its lanes."""
         _, number, count, first, mail_size, busy_ns = HEAD.unpack_from(data)
         data = memoryview(data)
         mail: list[bytes] = pickle.loads(data[len(data) - mail_size :]) if mail_size else []
         data = data[HEAD.size :]
-        if first != SCATTERED:
-            return number, count, slice(first - self._shift, first - self._shift + count), mail, busy_ns, data
-        lanes = np.ndarray(count, np.int64, data) - self._shift
-        return number, count, lanes, mail, busy_ns, data[lanes.nbytes :]
+        at: Any = slice(first - self._shift, first - self._shift + count)
+        if first == SCATTERED:
+            at = np.ndarray(count, np.int64, data) - self._shift
+            data = data[at.nbytes :]
+        return RowsMessage(number, busy_ns, rows_of(at), data, mail)
 
     def _asked_rows(self, at: Any) -> WireRows:
         key = (at.start, at.stop, -1) if isinstance(at, slice) else None
-        known = self._known.get(key)
-        return known or self._made(key, at, None, [(self.arrays[name], at) for name in self._asked])
+        return self._known.get(key) or self._made(key, at, None, [(self.arrays[name], at) for name in self._asked])
 
     def answered_rows(self, at: Any) -> WireRows:
-        """What lanes of the slab have answered; `at` as `run_of` has it."""
+        """The rows that lanes have answered; `at` is what `lanes_index` returns for them."""
         slots = self.arrays["slot"][at].tobytes()
         together = isinstance(at, slice) and slots.count(slots[0]) == len(slots)
         key = (at.start, at.stop, slots[0]) if together else None
@@ -225,39 +222,33 @@ class Wire:
 
     def _made(self, key: tuple[int, int, int] | None, at: Any, frame: Any, fields: list[tuple[Array, Any]]) -> WireRows:
         lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
-        rows = WireRows(lanes, at, frame, fields, pieces=key is not None)
+        rows = WireRows(lanes, at, frame, fields, contiguous=key is not None)
         if key is not None:
-            if len(self._known) >= MOST_KNOWN:
+            if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = rows
         return rows
 
-    def _finals_of(self, rows: WireRows) -> list[tuple[str, Any]]:
-        """The fields of last observations, with an index of the rows that have one: their status says so."""
+    def _finals_of(self, rows: WireRows) -> list[tuple[Array, Any]]:
+        """The arrays of last observations, and the index of the rows that have one; the status of a row says so."""
         if not self._finals:
             return []
         ended = (self.arrays["status"][rows.frame] & STATUS_FINAL) != 0
         if not ended.any():
             return []
         lanes = rows.lanes[ended]
-        return [(name, (self.arrays["slot"][lanes], lanes)) for name in self._finals]
-
-    def _sum_up(self) -> None:
-        """The counters of all workers of a slab together; a host is busy when its workers are, on average."""
-        for name, total in self._sums.items():
-            self.arrays[name].sum(axis=0, out=total[0])
-        self._sums["stats"][0, [counters.STAT_BUSY_NS, counters.STAT_RESET_NS]] //= len(self.arrays["stats"])
+        return [(self.arrays[name], (self.arrays["slot"][lanes], lanes)) for name in self._finals]
 
 
-def run_of(lanes: Array) -> Any:
-    """An index for these lanes, which ascend: a slice where they are neighbours."""
+def lanes_index(lanes: Array) -> Any:
+    """An index of ascending lanes: a slice if they are neighbours, else the lanes themselves."""
     if len(lanes) and (first := int(lanes[0])) + len(lanes) - 1 == (last := int(lanes[-1])):
         return slice(first, last + 1)
     return lanes
 
 
-def _put(array: Array, index: Any, data: memoryview) -> memoryview:
-    """Write rows from the beginning of a message's rest into an array; what follows."""
+def _copy_rows(array: Array, index: Any, data: memoryview) -> memoryview:
+    """Copy rows from the beginning of `data` into an array; return the rest of `data`."""
     rows = array[index]
     array[index] = np.ndarray(rows.shape, rows.dtype, data)
     return data[rows.nbytes :]

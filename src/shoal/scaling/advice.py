@@ -1,4 +1,4 @@
-"""What to do with a cluster: what limits a pool there; how many nodes, actors and batches in flight it needs."""
+"""Advises on a cluster: what limits a pool there, and how many nodes, actors and batches in flight it needs."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from shoal.support.checks import number, whole_number
 
 __all__ = ["Advice", "Cluster", "advise", "figure", "limits"]
 
-DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # batches in flight that are tried
+DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # numbers of batches in flight that are tried
 MOST_DEPTH = 4096
-MARGIN = 0.97  # more batches, or more actors, must be worth more than this
-PAYS = math.log2(1.1)  # twice as many nodes must be worth so many doublings: a tenth more steps
-IDLE = 0.02  # a part that is busy for less of the time cannot be in the way
-CLOSE = 1.3  # a limit that gains less than this when it gets twice as good has another one close behind it
-ANY = 1.01  # a gain of less is not looked for
-NOTICED = 1.05  # a part that is no limit gains less than this when it gets twice as good
+MARGIN = 0.97  # more batches or actors are chosen only if fewer reach less than this part of their rate
+PAYS = math.log2(1.1)  # twice as many nodes must bring so many doublings of the rate: a tenth more steps
+IDLE = 0.02  # a part that is busy for less of the time is not the limit
+CLOSE = 1.3  # if a limit that is twice as good gains less, another limit is close behind
+ANY = 1.01  # smaller gains are not looked for
+NOTICED = 1.05  # a part that gains less when it is twice as good is not the limit
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Envs, machines and a policy, before it is known how to run the ones on the others; see Setup.
+    """Envs, machines and a policy. A `Setup` says how to run the envs on the machines.
 
     Attributes:
-        cores: of each node; so many workers step its envs at the same time.
-        latency: of the network, there and back, in seconds.
+        cores: of each node, and the number of workers that step its envs at the same time.
+        latency: the round trip of the network, in seconds.
         bandwidth: of every machine's link, in bytes a second.
-        batch_size: as the learner needs it; None for what is best.
+        batch_size: as the learner needs it; None for the best.
     """
 
     step: StepTime
@@ -57,7 +57,7 @@ class Cluster:
         number("latency, in seconds", self.latency, 0.0, LONGEST)
 
     def setup(self, actors_per_node: int, in_flight: int) -> Setup:
-        """A way to run it. What does not divide is rounded up to the next whole env of each actor."""
+        """Return a way to run it. The envs of each actor are rounded up."""
         actors = self.nodes * actors_per_node
         per_actor = -(-self.envs // actors)
         envs = per_actor * actors
@@ -74,15 +74,15 @@ class Advice:
     """How to run it, how fast that will be, and what to change first.
 
     Attributes:
-        nodes: to use, of those that there are: as many as pay. Twice as many must bring a tenth more steps.
-        all_nodes: steps per second with all nodes, in the best way; at most, where that is less than `prediction` has.
+        nodes: the number of nodes to use: as many as pay. Twice as many must bring a tenth more steps.
+        all_nodes: steps per second with all nodes, in the best way; an upper bound, if less than that of `prediction`.
         limit: one of PARTS.
         gains: how many times as fast it would be if each part were twice as good; for stragglers, if all steps took the
             mean time.
         most: the bound of each part, in steps per second.
-        most_nodes: such as these that one driver can keep busy; more of them add nothing.
+        most_nodes: the number of such nodes that one driver can keep busy.
         apart: steps per second if each of all nodes ran a policy of its own, as fast as this one (data-parallel ranks).
-        alone: of one such node with all envs and the policy, and no cluster.
+        alone: steps per second of one such node with all envs and the policy, without a cluster.
     """
 
     cluster: Cluster
@@ -104,11 +104,11 @@ class Advice:
 
 
 def advise(cluster: Cluster) -> Advice:
-    """Try all sensible ways on paper, on as many nodes as pay; take the simplest of those as fast as the fastest."""
-    search = _Search(cluster)
+    """Simulate all sensible ways on as many nodes as pay; choose the simplest of those as fast as the fastest."""
+    search = _NodeSearch(cluster)
     nodes = search.nodes_that_pay()
     setup, prediction = search.best(nodes)
-    # A better part may want more batches in flight: where one queue is shorter, others are longer.
+    # If a part gets better, smaller batches may be better: one queue gets shorter, others get longer.
     sizes = [] if cluster.batch_size else [-(-setup.batch_size // 4)]
     limit, gains = limits(setup, prediction, sizes)
     most = bounds(setup)
@@ -121,8 +121,8 @@ def advise(cluster: Cluster) -> Advice:
     )  # fmt: skip
 
 
-class _Search:
-    """The best way to run it on so many nodes, for every number of them that is worth a look."""
+class _NodeSearch:
+    """Finds the best way to run the envs on each number of nodes that is worth a try."""
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
@@ -133,17 +133,17 @@ class _Search:
         self._ceilings = {nodes: max(ceiling(one) for one in ways) for nodes, ways in self._ways.items()}
 
     def _setups(self, nodes: int) -> list[Setup]:
-        """From the simplest on."""
+        """Return the ways to use so many nodes, the simplest first."""
         cluster = replace(self._cluster, nodes=nodes)
         ways = sorted({1, cluster.cores} if cluster.envs >= nodes * cluster.cores else {1})
         return [cluster.setup(way, depth) for way in ways for depth in _depths(cluster, way)]
 
     def best(self, nodes: int) -> tuple[Setup, Prediction]:
-        """The simplest way of those as fast as the fastest."""
+        """Return the simplest way of those as fast as the fastest."""
         if nodes not in self._found:
             best: tuple[Setup, Prediction] | None = None
             for setup in self._ways[nodes]:
-                # What cannot be better by its bounds need not be simulated.
+                # A way with too low a bound need not be simulated.
                 if best is None or ceiling(setup) * MARGIN > best[1].rate:
                     found = simulate(setup)
                     if best is None or found.rate * MARGIN > best[1].rate:
@@ -153,7 +153,7 @@ class _Search:
         return self._found[nodes]
 
     def nodes_that_pay(self) -> int:
-        """The number at which more nodes bring too little for what they are."""
+        """Return the number of nodes beyond which more nodes bring too little."""
         best, most = 1, 0.0
         for nodes, high in sorted(self._ceilings.items(), key=lambda one: -_value(*one)):
             if _value(nodes, high) <= most:
@@ -164,7 +164,7 @@ class _Search:
         return best
 
     def all_nodes(self, rate: float) -> float:
-        """Steps per second with all nodes: at most, if that is less than the rate that is known."""
+        """Return the steps per second with all nodes; an upper bound, if that is less than the known rate."""
         nodes = self._cluster.nodes
         return self._ceilings[nodes] if self._ceilings[nodes] < rate else self.best(nodes)[1].rate
 
@@ -174,7 +174,7 @@ def _value(nodes: int, rate: float) -> float:
 
 
 def _depths(cluster: Cluster, actors_per_node: int) -> list[int]:
-    """Batches in flight to try, so many that each actor has two messages among them."""
+    """Return the numbers of batches in flight to try; with the largest, each actor has two messages under way."""
     if cluster.batch_size:
         return [1]
     most = min(cluster.envs, MOST_DEPTH)
@@ -182,13 +182,13 @@ def _depths(cluster: Cluster, actors_per_node: int) -> list[int]:
 
 
 def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:
-    """What limits a pool, found by making each part twice as good: (the one that gains most, what each gains).
+    """Find what limits a pool by making each part twice as good; return the part that gains most, and all gains.
 
-    Where none gains by itself, it is the one that is busy for most of the time.
+    If no part gains alone, the limit is the part that is busy for most of the time.
 
     Args:
-        now: how fast it is, where that is known.
-        sizes: of batches that may be used instead once a part is better.
+        now: how fast the pool is, if that is known.
+        sizes: other batch sizes that may be used once a part is better.
     """
     now = now or simulate(setup)
     better = {
@@ -209,13 +209,13 @@ def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = (
         rates = [simulate(one).rate for one in tries if ceiling(one) > now.rate * ANY]
         gains[name] = max([now.rate, *rates]) / now.rate
     limit = max(PARTS, key=lambda name: gains[name])
-    if gains[limit] < NOTICED:  # two parts are the limit together, and neither gains alone
+    if gains[limit] < NOTICED:  # two parts limit it together, and neither gains alone
         limit = max(now.busy, key=lambda name: now.busy[name])
     return limit, gains
 
 
 def _apart(cluster: Cluster) -> float:
-    """Each node's own pool and policy: a circle of the policy and of the envs, two halves taking turns."""
+    """Return the rate if each node had its own pool and policy, with two halves of the envs that take turns."""
     envs, costs = cluster.envs / cluster.nodes, cluster.costs
     workers = min(cluster.cores, envs)
     lane = cluster.step.mean + costs.host_lane + costs.host_byte * (cluster.obs_bytes + cluster.action_bytes)
@@ -254,7 +254,7 @@ def _sentence(advice: Advice) -> str:
 
 
 def _about_ranks(advice: Advice) -> str:
-    """Where the policy may go, if that is faster by far."""
+    """Advise to move the policy to the nodes, if that is much faster; "" if not."""
     rate, nodes = advice.prediction.rate, advice.cluster.nodes
     if not 1.2 * rate < advice.apart < math.inf:
         return ""
@@ -270,12 +270,12 @@ def _about_ranks(advice: Advice) -> str:
 
 
 def figure(value: float) -> str:
-    """A number to be read: three digits of a small one, all of those before the point of a large one."""
+    """Write a number for people: three digits of a small one, no fraction of a large one."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _or(*ways: str) -> str:
-    """More things to do, after the first: the last of them with an or."""
+    """Join further ways to the first: commas between them, and "or" before the last."""
     some = [way for way in ways if way]
     return "".join(f", {'or ' * (at == len(some))}{way}" for at, way in enumerate(some, 1))
 
@@ -289,7 +289,7 @@ def _about_envs(advice: Advice) -> str:
 
 
 def _about_driver(advice: Advice, ranks: str) -> str:
-    """Whether it is its messages, which can be made larger, or what is in them."""
+    """Advise on the driver: larger messages, if their number is the limit, or less in them."""
     setup, now = advice.setup, advice.prediction
     count = math.ceil(now.messages)
     what = f"{now.busy['driver']:.0%} busy, {count:,} message{'s' * (count > 1)} a batch"
@@ -304,7 +304,7 @@ def _about_driver(advice: Advice, ranks: str) -> str:
 
 def _about_stragglers(advice: Advice) -> str:
     if advice.setup.full and advice.cluster.batch_size:
-        return "Everybody waits for the slowest: use a batch_size of half the envs or less."
+        return "Each batch waits for the slowest env: use a batch_size of half the envs or less."
     return (
         f"Steps of unequal time are the limit (workers are {advice.prediction.busy['envs']:.0%} busy): give each "
         "worker more envs, so that the slow ones even out."
@@ -312,7 +312,7 @@ def _about_stragglers(advice: Advice) -> str:
 
 
 def _about_latency(advice: Advice, ranks: str) -> str:
-    """By Little's law: who wants to be that fast must have so many envs under way."""
+    """Advise on latency. By Little's law, a higher rate needs more envs under way."""
     setup, now = advice.setup, advice.prediction
     rest = min(rate for name, rate in advice.most.items() if name not in ("latency", "stragglers"))
     waiting = max(1.0, setup.envs * min(rest, 1e12) / now.rate)

@@ -1,10 +1,10 @@
-"""What a pool of far workers is made of, as numbers, and how fast it can be at most.
+"""Describes a pool of remote workers in numbers, and computes how fast it can be at most.
 
-The life of a lane is a circle: the caller takes a batch of the first lanes that are ready, runs its policy, and sends
-one message to each actor that has lanes in the batch; the message takes half a round trip; the actor's workers step its
-lanes, each worker its own, one after the other; when the last lane of the message is done the answer goes back, and
-the driver writes it down. Each bound here is one part of that circle, as if all others took no time (or, for `latency`,
-as if nobody ever had to queue); `simulation` has them all at once.
+A lane goes in a circle. The caller takes a batch of the first lanes that are ready, runs its policy, and sends one
+message to each actor that has lanes in the batch. The message takes half a round trip. The actor's workers step its
+lanes, each worker its own, one after the other. When the last lane of the message is done, the answer goes back, and
+the driver writes it into the slab. Each bound here is the rate that one part of that circle allows if all others took
+no time (for `latency`: if no message had to wait in a queue). `simulation` has all parts at once.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ __all__ = ["PARTS", "Costs", "Setup", "StepTime", "bounds", "ceiling", "slowest_
 
 Times = npt.NDArray[np.float64]
 
-# What can be the limit, in the order in which ties are told.
+# What can be the limit. Of equal parts, the first is named.
 PARTS = ("envs", "stragglers", "latency", "driver", "driver's link", "nodes' links", "policy")
 
-# Bytes that travel beside observation and action (backends/wire.py).
+# Bytes of a message beside observations and actions (remote/wire.py).
 REQUEST_LANE, REQUEST_MESSAGE = 34, 48
 ANSWER_LANE, ANSWER_MESSAGE = 77, 1264
-LARGE = 1 << 16  # bytes from which a message goes by Ray's object store (far/ray_outpost.py)
+LARGE = 1 << 16  # bytes; a larger answer goes through Ray's object store (remote/ray)
 MOST_LANES = 2**24
 LONGEST = 1e9  # seconds, of anything
 LARGEST = 2**60  # bytes, of anything
-DRAWS = 250_000  # of steps, to find the slowest of many
+DRAWS = 250_000  # steps that are drawn to find the slowest of many
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """How long one step of an env takes.
+    """The time of one step of an env.
 
     Attributes:
         mean: in seconds, resets included.
-        spread: the standard deviation in parts of the mean; a log-normal distribution is drawn from.
-        samples: measured steps, in seconds, to draw from instead; `mean` and `spread` are theirs then.
+        spread: the standard deviation divided by the mean; steps are drawn from a log-normal distribution.
+        samples: measured steps, in seconds, to draw from instead; `mean` and `spread` are those of the samples.
     """
 
     mean: float
@@ -56,14 +56,14 @@ class StepTime:
 
     @classmethod
     def measured(cls, samples: tuple[float, ...]) -> StepTime:
-        """By steps that were measured."""
+        """Return the time of steps that were measured."""
         if not samples:
             raise ValueError("samples: expected the seconds of at least one step, found none")
         mean = float(np.mean(samples))
         return cls(mean, float(np.std(samples)) / mean if mean else 0.0, samples)
 
     def draw(self, rng: np.random.Generator, count: int | tuple[int, ...]) -> Times:
-        """So many steps, in seconds."""
+        """Draw the times of so many steps, in seconds."""
         if not self.spread:
             return np.full(count, self.mean)
         if self.samples:
@@ -72,29 +72,28 @@ class StepTime:
         return rng.lognormal(math.log(self.mean or 1e-300) - variance / 2, math.sqrt(variance), count)
 
     def faster(self, factor: float) -> StepTime:
-        """The same env on a machine so many times as fast."""
+        """Return the time of a step on a machine that is so many times as fast."""
         return StepTime(self.mean / factor, self.spread, tuple(one / factor for one in self.samples))
 
     def steady(self) -> StepTime:
-        """As if each step took the mean time."""
+        """Return the time of a step if all steps took the mean time."""
         return StepTime(self.mean)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What this implementation takes by itself, in seconds, with Ray as its transport.
+    """The seconds that Shoal itself takes, with Ray as its transport.
 
-    Of the driver and of an actor only the time counts that cannot overlap: that of the threads that do one thing after
-    the other. What Ray's other threads do meanwhile is in `transport`. The values that
-    `benchmarks/scaling_model.py` has measured (`measured`); see docs/scaling.md.
+    Of the driver and of an actor, only the threads count that do one thing after the other. The time of Ray's other
+    threads is in `transport`. `benchmarks/scaling_model.py` has measured the values (`measured`); see docs/scaling.md.
 
     Attributes:
-        batch: of the driver's CPU, for a batch: recv and send.
-        message: of the driver's CPU, for a message to an actor and its answer.
-        large: more of it for an answer that is large, and travels by way of the object store.
-        lane, byte: of the driver's CPU, for each lane, and for each byte of its observation and action.
-        host_message, host_large, host_lane, host_byte: the same of an actor's CPU.
-        transport: what the transport adds to the network's round trip when there is nothing else to do.
+        batch: time of the driver's CPU for the recv and send of a batch.
+        message: time of the driver's CPU for a message to an actor and its answer.
+        large: additional time for a large answer, which goes through the object store.
+        lane, byte: time of the driver's CPU for each lane, and for each byte of its observation and action.
+        host_message, host_large, host_lane, host_byte: the same for an actor's CPU.
+        transport: the time that the transport adds to the network's round trip on an idle machine.
     """
 
     batch: float = COSTS["batch"]
@@ -110,25 +109,25 @@ class Costs:
 
     @classmethod
     def none(cls) -> Costs:
-        """Everything for nothing, to see what the rest does."""
+        """Return costs of zero, to see the effect of everything else."""
         return cls(*[0.0] * len(fields(cls)))
 
     def cheaper(self, factor: float) -> Costs:
-        """The driver's own costs, divided."""
+        """Return the same with the driver's own costs divided."""
         own = ("batch", "message", "large", "lane", "byte")
         return replace(self, **{name: getattr(self, name) / factor for name in own})
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A pool with a far backend, the machines that it has, and a policy.
+    """A pool with a remote backend, its machines, and a policy.
 
     Attributes:
         step: the time of a step.
-        actors: hosts of envs, each with `envs_per_actor`, stepped by `workers_per_actor` at the same time.
-        batch_size: how many envs `recv` waits for; envs / batch_size batches are in flight.
-        actors_per_node: that share a node's link.
-        obs_bytes, action_bytes: of one env.
+        actors: each has `envs_per_actor` envs, and `workers_per_actor` of them step at the same time.
+        batch_size: the number of envs that `recv` waits for; envs / batch_size batches are in flight.
+        actors_per_node: the number of actors that share a node's link.
+        obs_bytes, action_bytes: sizes of one env's observation and action.
         round_trip: of the network, in seconds.
         driver_bandwidth, node_bandwidth: bytes a second, each way.
         policy: seconds for a batch, in which the caller does nothing else; `policy_lane` more for each env of it.
@@ -164,62 +163,62 @@ class Setup:
 
     @property
     def envs(self) -> int:
-        """Of all actors together."""
+        """The number of envs of all actors together."""
         return self.actors * self.envs_per_actor
 
     @property
     def in_flight(self) -> float:
-        """How many batches there are, of which one may be the policy's."""
+        """The number of batches under way, including the one that the policy has."""
         return self.envs / self.batch_size
 
     @property
     def full(self) -> bool:
-        """Whether a batch is all envs, so that everybody waits for the slowest."""
+        """Whether a batch is all envs, so that each step waits for the slowest."""
         return self.batch_size == self.envs
 
     @property
     def policy_batch(self) -> float:
-        """Seconds of the policy for a batch."""
+        """The seconds of the policy for a batch."""
         return self.policy + self.policy_lane * self.batch_size
 
     @property
     def latency(self) -> float:
-        """The round trip of a message that nobody has to do anything for."""
+        """The round trip of an empty message."""
         return self.round_trip + self.costs.transport
 
     @property
     def fewest_messages(self) -> int:
-        """How many messages a batch is at least: its lanes may be those of few actors."""
+        """The least number of messages of a batch, whose lanes may belong to few actors."""
         return -(-self.batch_size // self.envs_per_actor)
 
     @property
     def most_messages(self) -> int:
-        """How many messages a batch is at most."""
+        """The largest number of messages of a batch."""
         return min(self.batch_size, self.actors)
 
     @cached_property
     def answer_bytes(self) -> float:
-        """Of a lane, on its way to the driver."""
+        """The bytes of a lane in an answer."""
         return self.obs_bytes + ANSWER_LANE
 
     @cached_property
     def request_bytes(self) -> float:
-        """Of a lane, on its way to an actor."""
+        """The bytes of a lane in a request."""
         return self.action_bytes + REQUEST_LANE
 
     @cached_property
     def driver_lane(self) -> float:
-        """Seconds of the driver's CPU for a lane."""
+        """The seconds of the driver's CPU for a lane."""
         return self.costs.lane + self.costs.byte * (self.obs_bytes + self.action_bytes)
 
     @cached_property
     def host_lane(self) -> float:
-        """Seconds of an actor for a lane, beside its step."""
+        """The seconds of an actor for a lane, without its step."""
         return self.costs.host_lane + self.costs.host_byte * (self.obs_bytes + self.action_bytes)
 
     @cached_property
     def driver_batch(self) -> float:
-        """Seconds of the driver's CPU for a batch, at least: in the fewest messages, or in as many as are small."""
+        """The least seconds of the driver's CPU for a batch: with the fewest messages, or with more that are small."""
         costs, size = self.costs, self.batch_size
         small = max(self.fewest_messages, min(size, size * self.answer_bytes / LARGE))
         few = self.fewest_messages * (costs.message + (costs.large if small > self.fewest_messages else 0.0))
@@ -227,9 +226,9 @@ class Setup:
 
 
 def bounds(setup: Setup) -> dict[str, float]:
-    """Steps per second that each part of the circle allows at most; the least of them is what can be reached.
+    """Return the steps per second that each part of the circle allows at most; the least of them can be reached.
 
-    `stragglers` is for full batches alone: who takes the first that are ready does not wait for the slowest actor.
+    `stragglers` bounds full batches only, because partial batches do not wait for the slowest actor.
     """
     most = _quick_bounds(setup)
     if setup.full and setup.step.spread:
@@ -238,7 +237,7 @@ def bounds(setup: Setup) -> dict[str, float]:
 
 
 def ceiling(setup: Setup) -> float:
-    """What nothing but a simulation can lower: the least of the bounds, without that of stragglers, which is drawn."""
+    """Return the least of the bounds that need no random draws, which are all but that of stragglers."""
     return min(_quick_bounds(setup).values())
 
 
@@ -246,7 +245,7 @@ def _quick_bounds(setup: Setup) -> dict[str, float]:
     size, messages = setup.batch_size, setup.fewest_messages
     workers = setup.actors * setup.workers_per_actor
     circle = _unhindered(setup)
-    # An actor's only worker takes its messages in by itself, and steps nothing meanwhile.
+    # An actor's only worker reads its messages itself, and steps nothing meanwhile.
     alone = setup.costs.host_message / min(size, setup.envs_per_actor) if setup.workers_per_actor == 1 else 0.0
     return {
         "envs": _over(workers, setup.step.mean + setup.host_lane + alone),
@@ -263,20 +262,20 @@ def _quick_bounds(setup: Setup) -> dict[str, float]:
 
 
 def _unhindered(setup: Setup) -> float:
-    """Seconds of a circle besides the steps, if a lane never has to queue for anything."""
+    """Return the seconds of a circle without its steps, if a lane never waits in a queue."""
     costs = setup.costs
     return setup.latency + setup.policy_batch + costs.batch + costs.message + costs.host_message
 
 
 def _fewest_steps(setup: Setup) -> float:
-    """How many steps one worker makes for one message at least, where a batch is spread over as many as possible."""
+    """Return the least steps of one worker for one message, if a batch is spread over all workers."""
     return max(1.0, setup.batch_size / (setup.actors * setup.workers_per_actor))
 
 
 def slowest_block(setup: Setup, repeats: int = 64) -> float:
-    """Seconds until the slowest worker of all has stepped all of its envs once, on average.
+    """Return the mean seconds until the slowest worker of all has stepped all of its envs once.
 
-    Not all are drawn where they are many: it is no more than that, then.
+    Of many workers only some are drawn, so that the result may be too small, but never too large.
     """
     rng = np.random.default_rng(0)
     size = -(-setup.envs_per_actor // setup.workers_per_actor)

@@ -1,8 +1,8 @@
-"""A pool of far workers, event by event: queues at the driver's CPU, at the links and at the actors' workers.
+"""Simulates a pool of remote workers, event by event: queues at the driver's CPU, the links and the actors' workers.
 
-Only what comes together at the driver needs events. An actor takes its messages in the order in which they were sent,
-so whatever happens to a message there is known when it is sent, for all messages of a batch in one go of numpy; this is
-why a thousand nodes take a fraction of a second. Of more lanes than LANES, a part is simulated that stands for all.
+Only what meets at the driver needs events. An actor takes its messages in the order in which they were sent, so the
+time of its answer is known when a message is sent. NumPy computes this for all messages of a batch at once: this is why
+a thousand nodes take a fraction of a second. Of more lanes than LANES, a part is simulated that stands for all.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ __all__ = ["Prediction", "simulate"]
 Array = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.int64]
 
-WARM_UP = 4  # circles of all lanes, until the pattern of messages has settled
-FEWEST_ROUNDS, MOST_ROUNDS = 6, 40  # circles of all lanes that are measured
-MESSAGES = 2_500  # to simulate, if that many are needed
-LANES = 2**13  # to simulate; where there are more, one stands for several
-ALIKE = 32  # lanes of a message, and of a worker, that are left then at least
-BATCHES = 128  # in flight, to simulate; where there are more, each lane goes a shorter way, and there are fewer
-FEWEST_ACTORS, FEWEST_NODES, FEWEST_BATCHES = 64, 16, 8  # that are left
+WARM_UP = 4  # circles of all lanes until the pattern of messages is stable
+FEWEST_ROUNDS, MOST_ROUNDS = 6, 40  # circles of all lanes that count
+MESSAGES = 2_500  # that are simulated, if the number of rounds allows
+LANES = 2**13  # that are simulated; if there are more, one stands for several
+ALIKE = 32  # the least number of lanes of a message, and of a worker, that are left then
+BATCHES = 128  # in flight that are simulated; if there are more, round trips and the number of batches shrink
+FEWEST_ACTORS, FEWEST_NODES, FEWEST_BATCHES = 64, 16, 8  # that are left in a part
 ARRIVED, RECEIVED, DECIDED = range(3)  # at the driver's link, in the driver's memory, by the policy
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How a pool will do.
+    """How fast a pool will be, and how busy.
 
     Attributes:
         rate: steps per second of all envs.
-        busy: the part of the time in which each resource is.
-        messages: to actors, for a batch.
-        circle: seconds from one step of an env to its next, on average.
+        busy: the part of the time in which each resource is busy.
+        messages: the number of messages to actors for a batch.
+        circle: mean seconds from one step of an env to its next.
     """
 
     rate: float
@@ -59,11 +59,11 @@ class Prediction:
 
 
 def simulate(setup: Setup, seed: int = 0) -> Prediction:
-    """Run the pool on paper, from its first reset until it has settled, and for some circles after that."""
+    """Simulate the pool from its first reset until it is stable, and then for some circles that count."""
     whole, (setup, lanes, actors, flights) = setup, _part(setup)
-    pool = _Pool(setup, seed)
+    pool = _PoolSimulation(setup, seed)
     batches = math.ceil(setup.in_flight)
-    few = batches > 2 * BATCHES  # rounds are enough, where each is so much
+    few = batches > 2 * BATCHES  # rounds are enough, because each has many batches
     pool.run((2 if few else WARM_UP) * batches)
     before = pool.counted()
     rounds = min(MOST_ROUNDS, max(2 if few else FEWEST_ROUNDS, MESSAGES // (batches * setup.most_messages)))
@@ -74,7 +74,7 @@ def simulate(setup: Setup, seed: int = 0) -> Prediction:
     workers, nodes = setup.actors * setup.workers_per_actor, math.ceil(setup.actors / setup.actors_per_node)
     among = (workers, 1, 1, nodes, 1)
     parts = {name: one / time / many for name, one, many in zip(names, busy, among, strict=True)}
-    if whole.full and actors > 1:  # among all actors there is a slower one than in the part
+    if whole.full and actors > 1:  # among all actors, the slowest is slower than in the part
         slower = min(1.0, min(bounds(whole).values()) / rate)
         rate, parts = rate * slower, {name: busy * slower for name, busy in parts.items()}
     messages = min(float(whole.most_messages), messages / count * actors / flights)
@@ -82,11 +82,11 @@ def simulate(setup: Setup, seed: int = 0) -> Prediction:
 
 
 def _part(setup: Setup) -> tuple[Setup, float, float, float]:
-    """A pool that is quick to simulate and as busy; how many lanes, actors and batches each of its own stands for.
+    """Return a smaller pool that is as busy; and how many lanes, actors and batches each of its own stands for.
 
-    Of many batches in flight, some on a way shortened by as much are as many a second. Neighbouring lanes of a worker
-    become one, whose step takes as long as theirs. Of many actors a few are left, with a driver that is slower by as
-    much; so they have fewer batches in flight, as far as these are many, else smaller ones.
+    If many batches are in flight, fewer of them on a shorter round trip give the same rate. Neighbouring lanes of a
+    worker become one lane, with a step as long as all of theirs. Of many actors a few are left, and the driver becomes
+    slower by the same factor; then fewer batches are in flight, or smaller ones if there are few.
     """
     setup = _shortened(setup)
     together = min(
@@ -114,7 +114,7 @@ def _part(setup: Setup) -> tuple[Setup, float, float, float]:
     actors = setup.actors / left
     flights = min(actors, max(1.0, setup.in_flight / FEWEST_BATCHES))
     size = setup.batch_size * flights / actors
-    whole = setup.envs_per_actor if setup.batch_size >= setup.envs_per_actor else 1  # answers are not to be torn
+    whole = setup.envs_per_actor if setup.batch_size >= setup.envs_per_actor else 1  # keep answers whole
     size = min(max(1, round(size / whole)) * whole, left * setup.envs_per_actor)
     costs = setup.costs.cheaper(1 / actors)
     part = replace(
@@ -137,15 +137,15 @@ def _shortened(setup: Setup) -> Setup:
     return replace(setup, envs_per_actor=kept, round_trip=setup.round_trip * shorter, costs=costs)
 
 
-class _Pool:
-    """All queues, and when each of them is free again."""
+class _PoolSimulation:
+    """All queues, and the time at which each is free again."""
 
     def __init__(self, setup: Setup, seed: int):
         self.setup, self._rng = setup, np.random.default_rng(seed)
         workers, per_actor = setup.workers_per_actor, setup.envs_per_actor
         self._workers, self._hosts = np.zeros(setup.actors * workers), np.zeros(setup.actors)
         self._nodes = np.zeros(math.ceil(setup.actors / setup.actors_per_node))
-        # Workers have contiguous blocks of an actor's envs, as everywhere.
+        # Each worker has a contiguous block of an actor's envs.
         lanes = np.arange(setup.envs)
         self._owner = lanes // per_actor * workers + lanes % per_actor * workers // per_actor
         self._cpu = self._link_in = self._link_out = 0.0
@@ -158,14 +158,14 @@ class _Pool:
         self._post(lanes, 0.0)
 
     def counted(self) -> tuple[float, ...]:
-        """The time, and what was done until then."""
+        """Return the time, and what was done until then."""
         return (
             self._cpu, self._batches, self._messages, self._envs_busy, self._cpu_busy, self._link_busy,
             self._nodes_busy, self._policy_busy,
         )  # fmt: skip
 
     def run(self, batches: int) -> None:
-        """Until so many more batches were sent."""
+        """Simulate until so many more batches were sent."""
         goal = self._batches + batches
         while self._batches < goal:
             now, kind, _, lanes = heapq.heappop(self._events)
@@ -177,13 +177,13 @@ class _Pool:
                 self._decided(now, lanes)
 
     def _push(self, when: float, kind: int, lanes: Lanes) -> None:
-        self._numbers += 1  # ties go by the order in which they came up
+        self._numbers += 1  # events of the same time keep their order
         heapq.heappush(self._events, (when, kind, self._numbers, lanes))
 
     # ---- the driver --------------------------------------------------------------------------------------------
 
     def _work(self, now: float, seconds: float) -> float:
-        """Of the driver's CPU, when it is free: when it is done."""
+        """Let the driver's CPU work as soon as it is free; return when it is done."""
         self._cpu = max(now, self._cpu) + seconds
         self._cpu_busy += seconds
         return self._cpu
@@ -196,7 +196,7 @@ class _Pool:
         self._push(self._link_in, RECEIVED, lanes)
 
     def _received(self, now: float, lanes: Lanes) -> None:
-        """Half of what a message costs is its answer; so is all that lanes cost."""
+        """Read an answer, which costs half of the time of a message, and all of that of lanes."""
         setup = self.setup
         large = setup.costs.large if len(lanes) * setup.answer_bytes >= LARGE else 0.0
         self._work(now, setup.costs.message / 2 + large + len(lanes) * setup.driver_lane)
@@ -205,7 +205,7 @@ class _Pool:
         self._take(now)
 
     def _take(self, now: float) -> None:
-        """A batch, if the caller wants one and there is one."""
+        """Give the caller a batch, if it waits for one and enough lanes are ready."""
         size = self.setup.batch_size
         if self._deciding or self._count < size:
             return
@@ -232,7 +232,7 @@ class _Pool:
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def _post(self, lanes: Lanes, now: float) -> None:
-        """One message to each actor, and everything that becomes of it until its answer is at the driver's link."""
+        """Send one message to each actor, and compute when its answer arrives at the driver's link."""
         setup, costs = self.setup, self.setup.costs
         lanes = np.sort(lanes)
         owners = lanes // setup.envs_per_actor
@@ -255,9 +255,9 @@ class _Pool:
             self._push(when, ARRIVED, lanes[start_of[at] : start_of[at + 1]])
 
     def _step(self, lanes: Lanes, actors: Lanes, first: Lanes, there: Array, taking: Array) -> Array:
-        """When the last lane of each message is done.
+        """Return when the last lane of each message is done.
 
-        Workers take what they have in the order of messages, each of which has its actor `taking` it in first.
+        Workers step their lanes in the order of messages. Before that, the actor needs `taking` seconds to read one.
         """
         setup = self.setup
         taken = np.maximum(there, self._hosts[actors]) + taking
@@ -271,12 +271,12 @@ class _Pool:
         self._workers[workers] = ended
         self._envs_busy += float(work.sum())
         done: Array = np.maximum.reduceat(ended, _firsts(message))
-        # One worker is the actor's own thread, and takes the next message when it is done with this one.
+        # A single worker is the actor's own thread, which reads the next message only when this one is done.
         self._hosts[actors] = done if setup.workers_per_actor == 1 else taken
         return done
 
     def _leave(self, actors: Lanes, done: Array, seconds: Array) -> Array:
-        """When each answer has left its node, whose link takes one after the other."""
+        """Return when each answer has left its node, over a link that sends one after the other."""
         self._nodes_busy += float(seconds.sum())
         if math.isinf(self.setup.node_bandwidth):
             return done
@@ -284,7 +284,7 @@ class _Pool:
         order = np.lexsort((done, nodes))
         nodes = nodes[order]
         ready = np.maximum(done[order], self._nodes[nodes])
-        # All queues as one: far enough from each other that none is as long.
+        # All queues are computed as one, shifted so far apart in time that they cannot overlap.
         start = ready.min()
         shift = nodes * (ready.max() - start + seconds.sum()) - start
         left = np.empty_like(done)
@@ -294,12 +294,12 @@ class _Pool:
 
 
 def _firsts(ordered: Lanes) -> Lanes:
-    """Where each value begins in an array in which equal ones are neighbours."""
+    """Return where each value begins in an array in which equal values are neighbours."""
     return np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
 
 
 def _queue(ready: Array, seconds: Array, free: float) -> Array:
-    """When each is done that is served one after the other, in this order, from `free` on."""
+    """Return when each item is done, if they are served one after the other, in this order, from `free` on."""
     done = np.cumsum(seconds)
     waits = np.maximum.accumulate(np.maximum(ready, free) - (done - seconds))
     left: Array = done + waits

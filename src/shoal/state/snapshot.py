@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from shoal.errors import CannotSnapshot
+from shoal.memory.copies import own_copy
 from shoal.memory.messages import Note
 from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.state.datafile import CannotSave, read_file, write_file
 from shoal.state.env_state import EnvState
-from shoal.worker.single import own_copy
 
 __all__ = ["Snapshot"]
 

@@ -1,4 +1,8 @@
-"""`shoal.tune`: measures an env, tries ways to run it, and returns the plan of the best."""
+"""`shoal.tune`: measures an env, tries ways to run it on this machine, and returns the plan of the fastest.
+
+The package may import everything but `cli`, because a trial is a pool like any other. Read `search` first: it decides
+what is tried and for how long. `candidates` lists what can be tried, `lab` runs the trials, `result` reports them.
+"""
 
 from __future__ import annotations
 
@@ -26,40 +30,41 @@ def tune(
     progress: bool = True,
     env_kwargs: Mapping[str, Any] | None = None,
 ) -> TuneResult:
-    """Find out how this env runs best here, by trying.
+    """Find out how this env runs fastest here, by trying.
 
-    The best is what gives its caller the most steps per second, the caller's own policy included. Among plans within
-    2 % of the best, the one with the fewest envs is chosen, and among these the simplest: full batches before partial
-    ones, then serial, hybrid, threads, processes, then the usual spinning.
+    The best plan gives its caller the most steps per second, with the caller's own policy included. Among plans within
+    2 % of the best, `tune` chooses the one with the fewest envs, and among these the simplest: full batches before
+    partial ones, then serial, hybrid, threads, processes, then the usual spinning.
 
     Trials run in a process of their own, interleaved: many short ones first, then the better ones again and again.
     An env that cannot be pickled is tried in this process, by serial and threads only.
 
     Args:
         env, env_kwargs: as for `shoal.Pool`.
-        num_envs: how many there must be; None to find that out as well.
-        batch_size: how many `recv` shall wait for; "all" for full batches, which `shoal.make` needs; None to find out.
-        backends: those that may be chosen.
+        num_envs: the number of envs; None to find it out as well.
+        batch_size: the number of envs that `recv` waits for; "all" for full batches, which `shoal.make` needs; None to
+            find it out.
+        backends: the backends to choose from.
         policy_latency: seconds that your policy takes for a batch; trials compute for so long between two batches.
         max_memory: bytes that the envs and their processes may take together.
         isolate: envs must not run in the caller's process.
-        seconds: how long the search may take.
-        progress: show a bar on stderr.
+        seconds: the time that the search may take.
+        progress: show a progress bar on stderr.
 
     Raises:
-        ValueError: limits that cannot be kept.
+        ValueError: the limits make no sense, or no plan can keep them.
         EnvError, WorkerDied, BadEnv: the env does not run at all.
-        StepTimeout: it is too slow to be measured in that time.
+        StepTimeout: the env is too slow to be measured in that time.
         StartError: no trial came to an end.
     """
-    # The search is for those who ask for it; `import shoal` stays light.
-    from shoal.tuning.progress import bar
+    # Imported here so that `import shoal` stays light.
+    from shoal.observe.progress import progress as progress_bar
     from shoal.tuning.search import Search
 
     search = Search(
         env, num_envs, batch_size=batch_size, backends=backends, policy_latency=policy_latency, max_memory=max_memory,
         isolate=isolate, seconds=seconds, env_kwargs=env_kwargs,
     )  # fmt: skip
-    with bar(seconds, progress) as notify:
+    with progress_bar(seconds, timed=True, shown=progress) as notify:
         search.run(notify)
     return search.result()

@@ -1,4 +1,4 @@
-"""What can be tried: ways to run an env within the user's limits, and what is expected of each."""
+"""Lists what can be tried: the ways to run an env within the user's limits, and the rate expected of each."""
 
 from __future__ import annotations
 
@@ -11,39 +11,31 @@ from typing import Literal
 
 import numpy as np
 
-from shoal.planning.plan import MOST_PROCESSES, MOST_THREADS, Plan, predict
+from shoal.backends.threads import MOST_THREADS
+from shoal.observe.words import duration, plural, size
+from shoal.planning.plan import MOST_PROCESSES, Plan, predict
 from shoal.worker.measurement import Measurement
 
-__all__ = [
-    "Candidate",
-    "EnvCost",
-    "Limits",
-    "all_candidates",
-    "in_order",
-    "neighbours",
-    "size",
-    "spin_variants",
-    "steps_in_words",
-]
+__all__ = ["Candidate", "EnvCost", "Limits", "all_candidates", "in_order", "neighbours", "spin_variants"]
 
-MOST_ENVS = 1024  # that are tried where the user leaves their number open
-WAITS = 0.2  # the part of a step from which on more workers than cores may pay
+MOST_ENVS = 1024  # the largest number that is tried if the user leaves it open
+WAITS = 0.2  # if an env waits for this part of its step or more, more workers than cores may pay
 PROCESS_START = 0.01  # seconds of a core for each worker process
-SPINS = ((0, 0), (2_000_000, 2_000_000))  # never, and long enough for a policy of 2 ms
+SPINS = ((0, 0), (2_000_000, 2_000_000))  # nanoseconds: never, and long enough for a policy of 2 ms
 SIMPLEST = ("serial", "hybrid", "threads", "processes")
-CLOSE = 1.02  # rates within this factor are taken for equal
+CLOSE = 1.02  # rates within this factor count as equal
 
 
 @dataclass(frozen=True)
 class EnvCost:
-    """What an env costs.
+    """What an env costs in time and memory.
 
     Attributes:
-        measured: its steps.
-        build: seconds for its constructor and first reset, the second time that this is done in a process.
-        first_build: the same for the first time, with all that is imported and loaded for it.
-        process_memory: bytes of a worker process, with all that the first env brings along.
-        env_memory: bytes of each env beyond that.
+        measured: the times of its steps.
+        build: seconds for constructor and first reset of the second env in a process.
+        first_build: the same for the first env, with everything that it imports and loads.
+        process_memory: bytes of a worker process with one env.
+        env_memory: bytes of each further env.
     """
 
     measured: Measurement
@@ -57,39 +49,23 @@ class EnvCost:
         """The standard deviation of a step, as a fraction of the mean."""
         return float(np.std(self.measured.wall)) / max(self.measured.mean, 1e-12)
 
+    @property
+    def step_text(self) -> str:
+        """The time of a step, in words."""
+        measured = self.measured
+        return f"a step takes {duration(measured.mean)} (+- {self.spread:.0%}), {measured.waiting:.0%} of it waiting"
+
     def __str__(self) -> str:
         return (
-            f"{steps_in_words(self)}; "
+            f"{self.step_text}; "
             f"an env takes {duration(self.build)} to build and reset ({duration(self.first_build)} the first time in "
             f"a process) and {size(self.env_memory)} of memory, a process {size(self.process_memory)}"
         )
 
 
-def steps_in_words(cost: EnvCost) -> str:
-    """What a step takes."""
-    measured = cost.measured
-    return f"a step takes {duration(measured.mean)} (+- {cost.spread:.0%}), {measured.waiting:.0%} of it waiting"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
-def size(count: int) -> str:
-    """Bytes in words."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}"
-    return f"{count} bytes"
-
-
 @dataclass(frozen=True)
 class Limits:
-    """What the user allows, checked."""
+    """What the user allows, after checks."""
 
     num_envs: int | None
     batch_size: int | Literal["all"] | None
@@ -111,75 +87,73 @@ class Candidate:
 
     def __str__(self) -> str:
         words = self.backend if self.backend == "serial" else f"{self.backend} x{self.num_workers}"
-        words += f", {self.num_envs} envs" if self.num_envs > 1 else ", 1 env"
+        words += f", {plural(self.num_envs, 'env')}"
         words += f", batches of {self.batch_size}" if self.partial else ""
         return words + (f", {self.spinning}" if self.spin else "")
 
     @property
     def partial(self) -> bool:
-        """Whether a batch is less than all envs."""
+        """Whether a batch is smaller than all envs."""
         return self.batch_size < self.num_envs
 
     @property
     def spinning(self) -> str:
-        """In words; "" for the usual."""
+        """How it spins, in words; "" for the usual way."""
         if self.spin is None:
             return ""
         return f"spins {max(self.spin) / 1e6:g} ms" if max(self.spin) else "never spins"
 
     @property
     def simplicity(self) -> tuple[object, ...]:
-        """Sorts the simpler before the more complicated."""
-        return (
-            self.num_envs, self.partial, SIMPLEST.index(self.backend), self.spin is not None, self.num_workers,
-        )  # fmt: skip
+        """A key that sorts simpler candidates first."""
+        return self.num_envs, self.partial, SIMPLEST.index(self.backend), self.spin is not None, self.num_workers
 
     @property
     def processes(self) -> int:
-        """How many processes have envs."""
+        """The number of processes that hold envs."""
         return self.num_workers if self.backend in ("processes", "hybrid") else 1
 
     def plan(self, reason: str = "tried", measured: Measurement | None = None) -> Plan:
-        """As a plan."""
+        """Return the plan that runs envs this way."""
         batch = self.batch_size if self.partial else None
         return Plan(self.backend, self.num_workers, reason, measured, self.num_envs, batch, self.spin)
 
     def memory(self, cost: EnvCost) -> int:
-        """Bytes that it will take."""
+        """Return the bytes that it will take."""
         return self.processes * cost.process_memory + max(0, self.num_envs - self.processes) * cost.env_memory
 
     def batch_seconds(self, cost: EnvCost, limits: Limits) -> float:
-        """How long a batch is expected to take, with the caller's policy."""
+        """Return the expected time of a batch, with the caller's policy."""
         seconds = predict(cost.measured, self.backend, self.num_workers, self.num_envs, self.batch_size, limits.cores)
         if self.partial and self.backend in ("threads", "processes"):
-            return max(seconds, limits.policy_latency)  # the envs go on meanwhile
+            return max(seconds, limits.policy_latency)  # the envs step while the policy computes
         return seconds + limits.policy_latency
 
     def rate(self, cost: EnvCost, limits: Limits) -> float:
-        """Expected steps per second."""
+        """Return the expected steps per second."""
         return self.batch_size / self.batch_seconds(cost, limits)
 
     def start_seconds(self, cost: EnvCost, limits: Limits) -> float:
-        """How long its start is expected to take."""
+        """Return the expected time of its start."""
         own = cost.first_build + (-(-self.num_envs // self.processes) - 1) * cost.build
         return own * max(1.0, self.processes / limits.cores) + self.processes * PROCESS_START
 
 
 def all_candidates(cost: EnvCost, limits: Limits) -> list[Candidate]:
-    """Everything that the limits on numbers allow, in no order."""
+    """Return every way to run the env that keeps to the limits on numbers, in no order."""
     found: dict[Candidate, None] = {}
     for count in _sizes(limits):
         for batch in _batches(count, limits):
             for backend in limits.backends:
                 if backend == "serial" and batch < count and limits.batch_size is None:
-                    continue  # who steps all envs alone gains nothing by taking some first
+                    continue  # a single worker gains nothing by partial batches
                 for workers in _workers(backend, count, cost, limits):
                     found[Candidate(backend, workers, count, batch)] = None
     return list(found)
 
 
 def _sizes(limits: Limits) -> list[int]:
-    """Numbers of envs."""
+    """Return the numbers of envs to try."""
     if limits.num_envs is not None:
         return [limits.num_envs]
     if isinstance(limits.batch_size, int):
@@ -189,6 +163,7 @@ def _sizes(limits: Limits) -> list[int]:
 
 
 def _batches(count: int, limits: Limits) -> list[int]:
+    """Return the batch sizes to try."""
     if isinstance(limits.batch_size, int):
         return [limits.batch_size]
     if limits.batch_size == "all":
@@ -197,11 +172,11 @@ def _batches(count: int, limits: Limits) -> list[int]:
 
 
 def _workers(backend: str, count: int, cost: EnvCost, limits: Limits) -> list[int]:
-    """Numbers of workers: a few times the cores, and up to one for each env where envs wait."""
+    """Return the numbers of workers to try: up to a few times the cores, or one for each env if envs wait."""
     if backend == "serial":
         return [1]
     cores = limits.cores
-    # Fewer leave a core to the caller. More even out what envs differ by, and get more of a machine that is shared.
+    # Fewer workers leave a core to the caller. More workers even out unequal envs, and get more of a shared machine.
     numbers = {cores, max(1, cores - 1), max(1, cores // 2), 2 * cores, 4 * cores, 8 * cores}
     if cost.measured.waiting > WAITS:
         numbers |= {cores << k for k in range(4, 12)} | {count}
@@ -211,9 +186,10 @@ def _workers(backend: str, count: int, cost: EnvCost, limits: Limits) -> list[in
 
 
 def in_order(candidates: Sequence[Candidate], rate: Callable[[Candidate], float]) -> list[Candidate]:
-    """The most promising first, but taking turns between kinds, because expectations of a kind may be wrong as a whole.
+    """Sort candidates by expected rate, but take turns between kinds.
 
-    Those from which about the same is expected come by their simplicity.
+    A kind is a backend with full batches, or with batches of one part of the envs. Kinds take turns because the
+    expectation may be wrong for a whole kind. Candidates of about the same expected rate are sorted by simplicity.
     """
     kinds: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
     for one in candidates:
@@ -228,7 +204,7 @@ def in_order(candidates: Sequence[Candidate], rate: Callable[[Candidate], float]
 
 
 def neighbours(one: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Those that differ from it in one number by the next step up or down."""
+    """Yield the candidates that differ in one number, by one place up or down."""
     alike = [other for other in known if other.backend == one.backend and other.spin == one.spin]
     for name in ("num_envs", "num_workers", "batch_size"):
         mine = getattr(one, name)
@@ -243,6 +219,6 @@ def neighbours(one: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate
 
 
 def spin_variants(one: Candidate) -> Iterator[Candidate]:
-    """The same with other times of spinning. Threads never spin: they would do it under the GIL's eyes."""
+    """Yield the same candidate with other times of spinning. Threads never spin, because they would hold the GIL."""
     if one.backend in ("processes", "hybrid") and one.spin is None:
         yield from (replace(one, spin=spin) for spin in SPINS)

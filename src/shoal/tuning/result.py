@@ -1,4 +1,4 @@
-"""What a search has found: the plan, the table of all trials, and the map of it."""
+"""What a search has found: the plan, the table of all trials, and a map of their rates."""
 
 from __future__ import annotations
 
@@ -21,27 +21,20 @@ from shoal.tuning.candidates import SIMPLEST, Candidate, EnvCost, Limits
 __all__ = ["HeatMap", "Trial", "TuneResult"]
 
 STATES = ("ran", "failed", "too large", "not tried", "waiting")
-COLOURS = (
-    (0.98, "#1a9850"),
-    (0.9, "#66bd63"),
-    (0.75, "#a6d96a"),
-    (0.5, "#fee08b"),
-    (0.25, "#fdae61"),
-    (0.0, "#d73027"),
-)
+COLOURS = {0.98: "#1a9850", 0.9: "#66bd63", 0.75: "#a6d96a", 0.5: "#fee08b", 0.25: "#fdae61", 0.0: "#d73027"}
 SIGNS = {"failed": "x", "too large": "!", "not tried": "."}
 
 
 @dataclass(eq=False)
 class Trial:
-    """One candidate and what became of it.
+    """One candidate and its runs.
 
     Attributes:
-        expected: steps per second, before anything was run.
+        expected: steps per second that were expected of it.
         rates: steps per second of each run.
-        start: seconds until its envs were built and reset.
+        start: seconds that its envs took to be built and reset.
         state: "ran", "failed", "too large" (for max_memory), "not tried", or "waiting" (the search was interrupted).
-        note: why it failed or was not tried.
+        note: the reason why it failed or was not tried.
     """
 
     candidate: Candidate
@@ -53,32 +46,27 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """The median of its runs, 0 for none."""
+        """The median rate of its runs, 0 without runs."""
         return statistics.median(self.rates) if self.rates else 0.0
 
     @property
     def low(self) -> float:
-        """The lower quartile of its runs."""
-        return self._quartile(0)
+        """The lower quartile of its rates."""
+        return quartiles(self.rates)[0]
 
     @property
     def high(self) -> float:
-        """The upper quartile of its runs."""
-        return self._quartile(2)
-
-    def _quartile(self, which: int) -> float:
-        if len(self.rates) < 2:
-            return self.rate
-        return statistics.quantiles(self.rates, n=4, method="inclusive")[which]
+        """The upper quartile of its rates."""
+        return quartiles(self.rates)[2]
 
     @property
     def batch_seconds(self) -> float:
-        """How long a batch takes, as far as is known."""
+        """The time of a batch: measured, or else expected."""
         return self.candidate.batch_size / (self.rate or self.expected)
 
     @property
     def place(self) -> tuple[int, float]:
-        """Sorts by what became of them, the best first."""
+        """A key that sorts by state, and then the fastest first."""
         return STATES.index(self.state), -(self.rate or self.expected)
 
     def ran(self, rate: float) -> None:
@@ -91,12 +79,17 @@ class Trial:
         self.state, self.note = state, note
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values."""
         rates = {"median": self.rate, "low": self.low, "high": self.high} if self.rates else None
-        return {**asdict(self.candidate), "steps_per_s": rates, **{n: getattr(self, n) for n in _TOLD}}
+        names = ("expected", "rates", "start", "state", "note")
+        return {**asdict(self.candidate), "steps_per_s": rates, **{name: getattr(self, name) for name in names}}
 
 
-_TOLD = ("expected", "rates", "start", "state", "note")
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Return the lower quartile, the median and the upper quartile; zeros without values."""
+    if len(values) < 2:
+        return [*values, 0.0][:1] * 3
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 @dataclass(frozen=True)
@@ -104,11 +97,11 @@ class TuneResult:
     """What `shoal.tune` returns.
 
     Attributes:
-        plan: for `shoal.make(env, plan=...)` or `shoal.Pool(env, plan=...)`.
-        cost: what the env costs.
-        table: all candidates, the fastest first, then those that failed or were not tried, and why.
-        limits: what the search had to keep to.
-        seconds: how long it took.
+        plan: the best plan, for `shoal.make(env, plan=...)` or `shoal.Pool(env, plan=...)`.
+        cost: what the env costs in time and memory.
+        table: all candidates, the fastest first, then those that failed or were not tried, with the reason.
+        limits: the limits of the search.
+        seconds: the time that the search took.
     """
 
     plan: Plan
@@ -118,15 +111,15 @@ class TuneResult:
     seconds: float
 
     def map(self) -> HeatMap:
-        """The rates of all trials in percent of the best, to be printed (in colours by rich)."""
+        """Return the rates of all trials in percent of the best, to be printed (in colours by rich)."""
         return HeatMap(self.table)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Save the map as a picture, in the format that the name says. Needs matplotlib."""
+        """Save the map as a picture, in the format that the file name says. Needs matplotlib."""
         HeatMap(self.table).plot(Path(path))
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Return plain values, for JSON."""
         cost = {"spread": self.cost.spread, **asdict(self.cost)}
         measured = cost.pop("measured")
         cost |= {"mean": self.cost.measured.mean, "waiting": self.cost.measured.waiting, "cpu": measured["cpu"]}
@@ -136,9 +129,9 @@ class TuneResult:
 
 
 class HeatMap:
-    """Trials as a grid: numbers of envs (or batch sizes, where that number is given) by all else.
+    """Trials as a grid. Columns are numbers of envs, or batch sizes if there is one number of envs; rows are the rest.
 
-    A cell is the best of its trials.
+    A cell shows the best of its trials.
     """
 
     def __init__(self, trials: Sequence[Trial]):
@@ -148,10 +141,10 @@ class HeatMap:
         row: Callable[[Candidate], tuple[Any, ...]]
         if several:
             self.head = "envs"
-            column, row = (lambda one: one.num_envs), (lambda one: (one.backend, _workers(one), _part(one)))
+            column, row = (lambda one: one.num_envs), (lambda one: (one.backend, one.num_workers, _part(one)))
         else:
             self.head = "envs in a batch"
-            column, row = (lambda one: one.batch_size), (lambda one: (one.backend, _workers(one), ""))
+            column, row = (lambda one: one.batch_size), (lambda one: (one.backend, one.num_workers, ""))
         self.best = max((trial.rate for trial in shown), default=0.0)
         self.columns = sorted({column(trial.candidate) for trial in shown})
         rows = {row(trial.candidate) for trial in shown}
@@ -161,17 +154,17 @@ class HeatMap:
             self.cells.setdefault((row(trial.candidate), column(trial.candidate)), trial)
 
     def words(self, row: tuple[Any, ...]) -> str:
-        """What a row is called."""
+        """Return the name of a row."""
         backend, workers, part = row
         return (backend if backend == "serial" else f"{backend} x{workers}") + (f", {part}" if part else "")
 
     @property
     def title(self) -> str:
-        """What the numbers are."""
+        """The heading, which says what the numbers mean."""
         return f"steps/s in % of the best, {self.best:,.0f}"
 
     def value(self, row: tuple[Any, ...], column: int) -> float | str:
-        """The fraction of the best; a sign for what has none."""
+        """Return the fraction of the best rate, or a sign for a trial without a rate."""
         trial = self.cells.get((row, column))
         if trial is None:
             return ""
@@ -195,7 +188,7 @@ class HeatMap:
 
     def plot(self, path: Path) -> None:
         """Save it as a picture."""
-        # The object interface needs no display and leaves a user's own pyplot figures alone.
+        # The object interface needs no display, and does not touch the user's own pyplot figures.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -216,10 +209,6 @@ class HeatMap:
         figure.savefig(path, dpi=120)
 
 
-def _workers(one: Candidate) -> int:
-    return one.num_workers
-
-
 def _part(one: Candidate) -> str:
     return f"batches of 1/{one.num_envs / one.batch_size:.3g}" if one.partial else ""
 
@@ -227,5 +216,5 @@ def _part(one: Candidate) -> str:
 def _cell(value: float | str) -> Text:
     if isinstance(value, str):
         return Text(value, style="dim")
-    colour = next(colour for least, colour in COLOURS if value >= least)
+    colour = next(colour for least, colour in COLOURS.items() if value >= least)
     return Text(f"{100 * value:4.0f}", style=f"black on {colour}")

@@ -1,9 +1,9 @@
-"""The search: expectations give an order, short trials sort it, and the better ones are tried again, interleaved.
+"""Searches for the fastest way to run an env, in three stages.
 
-Three rungs. On the first everybody whom time allows gets one short run, in the order of expectation. On the second are
-the best of these, what differs from the leaders in one number and was not tried yet, and the leaders with other
-times of spinning; on the third the best of all. There everybody runs in every round, in changing order, and is compared
-with the others of the same round, so that a machine that is busy for a while slows all of them down.
+In the first stage each candidate gets one short run, in the order of expectation, while there is time. The second stage
+has the best of these, the untried candidates that differ from the leaders in one number, and the leaders with other
+times of spinning. The third has the best of all. From the second stage on all candidates run in every round, in
+changing order, and are compared within a round: then a machine that is busy for a while slows all of them alike.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from shoal.envs.functions import EnvFn, as_env_fns, pickle_env_fns
 from shoal.errors import BadEnv, EnvError, StartError, StepTimeout
+from shoal.observe.words import size
 from shoal.support import processes
 from shoal.support.checks import check_choice, number, positive_number, whole_number
 from shoal.support.cores import usable_cores
@@ -30,10 +31,8 @@ from shoal.tuning.candidates import (
     all_candidates,
     in_order,
     neighbours,
-    size,
     spin_variants,
-    steps_in_words,
-)
+)  # fmt: skip
 from shoal.tuning.lab import LabHere, LabLost, LabProcess
 from shoal.tuning.result import Trial, TuneResult
 
@@ -41,66 +40,55 @@ __all__ = ["Search"]
 
 Notify = Callable[[str], None]
 
-FIRST, SECOND = 0.45, 0.5  # the part of the time that is left for each of these rungs; the third has the rest
+FIRST, SECOND = 0.45, 0.5  # the parts of the remaining time for the first two stages; the third has the rest
 KEPT, LEADERS, FINALISTS = 8, 2, 5
-ALMOST = 1.05  # how far behind the best one may be on the way to the last rung, if it has fewer envs
-ROUNDS, MOST_ROUNDS = 3, 25  # on the second rung, and on the third at most
-RUN = 0.1  # seconds of a trial, where so many batches
-BATCHES = 3  # fit in
-MOST_LOSSES = 2  # of a backend, each of which may have taken seconds to be noticed
+ALMOST = 1.05  # a simpler candidate reaches the third stage if the best is at most so many times as fast
+ROUNDS, MOST_ROUNDS = 3, 25  # in the second stage, and at most in the third
+RUN = 0.1  # seconds of a run, if this many batches
+BATCHES = 3  # fit into it
+MOST_LOSSES = 2  # a backend whose trials ended the lab so often is not tried again
 CLOSING = 0.3  # seconds that are kept for the end
-HOPELESS = 0.02  # of the best rate: such candidates are not tried, whatever time is left
+HOPELESS = 0.02  # candidates with a lower part of the best rate are not tried
 
 
 class Search:
-    """One search, from limits to a result. The arguments are those of `shoal.tune`."""
+    """One search, from limits to a result. The arguments are those of `shoal.tune`; `limits` are the others of them."""
 
     def __init__(
-        self,
-        env: Any,
-        num_envs: int | None = None,
-        *,
-        batch_size: int | Literal["all"] | None = None,
-        backends: Sequence[str] = BACKENDS,
-        policy_latency: float = 0.0,
-        max_memory: int | None = None,
-        isolate: bool = False,
-        seconds: float = 20.0,
-        env_kwargs: Mapping[str, Any] | None = None,
-    ):
+        self, env: Any, num_envs: int | None = None, *, seconds: float = 20.0, isolate: bool = False,
+        env_kwargs: Mapping[str, Any] | None = None, **limits: Any,
+    ):  # fmt: skip
         many = isinstance(env, Sequence) and not isinstance(env, str)
         self._env_fns = as_env_fns(env, num_envs if many else 1, env_kwargs)
         self._seconds = positive_number("seconds", seconds)
-        self.limits = _checked_limits(
-            len(self._env_fns) if many else num_envs, batch_size, backends, policy_latency, max_memory, isolate
-        )
-        self._lab, self.limits = _make_lab(self._env_fns, self.limits, bool(isolate))
+        checked = _checked_limits(len(self._env_fns) if many else num_envs, isolate=isolate, **limits)
+        self._lab, self.limits = _make_lab(self._env_fns, checked, bool(isolate))
         self._order = random.Random(0)
         self._trials: dict[Candidate, Trial] = {}
-        self._finals: list[dict[Trial, float]] = []  # the rates of each round of the last rung
-        self._open: dict[Trial, int] = {}  # trials whose pools are in the lab, by number; the last used last
+        self._finals: list[dict[Trial, float]] = []  # the rates of each round of the third stage
+        self._open: dict[Trial, int] = {}  # trials with a pool in the lab, and its number; the last used last
         self._count = 0
-        self._losses: Counter[str] = Counter()  # how often a backend has cost the lab its life
+        self._losses: Counter[str] = Counter()  # how often a trial of a backend has ended the lab
         self.cost: EnvCost | None = None
         self._notify: Notify = lambda text: None
 
     @property
     def tried(self) -> list[Trial]:
-        """Those that have run."""
+        """The trials that have run."""
         return [trial for trial in self._trials.values() if trial.state == "ran"]
 
-    # ---- the rungs -------------------------------------------------------------------------------------------
+    # ---- the stages ---------------------------------------------------------------------------------------
 
     def run(self, notify: Notify = lambda text: None) -> None:
-        """Measure and search; `notify` hears what is being done. After an interrupt, `result` has what was found."""
+        """Measure and search; call `notify` with what is done next. After an interrupt, `result` has what was found."""
         self._began = time.monotonic()
         self._notify = notify
         try:
             self._measure()
             self._look_for_candidates()
-            self._first_rung()
-            self._second_rung()
-            self._third_rung()
+            self._first_stage()
+            self._second_stage()
+            self._third_stage()
             notify("closing")
             self._lab.close()
         except BaseException:
@@ -118,7 +106,7 @@ class Search:
         try:
             self.cost = self._lab.call("measure", timeout=self._seconds)
         except LabLost as lost:
-            if lost.__cause__ is not None:  # what became of its process
+            if lost.__cause__ is not None:  # the error that ended its process
                 raise lost.__cause__ from None
             raise StepTimeout(
                 f"the env could not be built and stepped twice within {self._seconds:g} s: give tune more seconds"
@@ -142,13 +130,13 @@ class Search:
         assert self.cost is not None
         return self.cost
 
-    def _first_rung(self) -> None:
-        """One short run of each, in the order of expectation."""
+    def _first_stage(self) -> None:
+        """Run each candidate once for a short time, in the order of expectation."""
         until = time.monotonic() + FIRST * self._left
         allowed = [one for one, trial in self._trials.items() if trial.state == "waiting"]
         for one in in_order(allowed, lambda one: self._trials[one].expected):
             trial = self._trials[one]
-            # Who is the first may take the time of later rungs, too.
+            # The first trial may take the time of later stages, too.
             room = until - time.monotonic() if self.tried else self._left
             if self._losses[one.backend] >= MOST_LOSSES:
                 trial.out("not tried", "others of its backend died or hung")
@@ -160,19 +148,19 @@ class Search:
                 self._run(trial)
                 self._close(trial)
 
-    def _second_rung(self) -> None:
-        """The best again, and what may be better than the leaders."""
+    def _second_stage(self) -> None:
+        """Run the best again, and what may be better than the leaders."""
         best, known = self._best(KEPT), list(self._trials)
         leaders = best[:LEADERS]
         near = [self._trials[one] for leader in leaders for one in neighbours(leader.candidate, known)]
         spinning = [(leader, one) for leader in leaders for one in spin_variants(leader.candidate)]
         near += [self._trials.setdefault(one, Trial(one, leader.expected)) for leader, one in spinning]
         near = [trial for trial in near if trial.state in ("waiting", "not tried")]
-        playing = list(dict.fromkeys([*leaders, *self._favourites(), *best, *near]))
-        self._rounds(playing, ROUNDS, SECOND * self._left)
+        trials = list(dict.fromkeys([*leaders, *self._favourites(), *best, *near]))
+        self._rounds(trials, ROUNDS, SECOND * self._left)
 
-    def _third_rung(self) -> None:
-        """The best of all, and of those that are almost as good the one with the fewest envs."""
+    def _third_stage(self) -> None:
+        """Run the best of all, and the simplest of those that are almost as good."""
         finalists = self._best(FINALISTS)
         good = [trial for trial in self.tried if trial.rate * ALMOST > finalists[0].rate] if finalists else []
         finalists += sorted(good, key=lambda trial: trial.candidate.simplicity)[:1] + self._favourites()[:1]
@@ -185,47 +173,47 @@ class Search:
         return sorted(self.tried, key=lambda trial: -trial.rate)[:count]
 
     def _favourites(self) -> list[Trial]:
-        """Those of whom the most was expected: one bad moment of the machine must not cost them their place."""
+        """Return the trials with the highest expectation. They stay in the search even if one run was disturbed."""
         return sorted(self.tried, key=lambda trial: -trial.expected)[:LEADERS]
 
     def _rounds(
         self, trials: list[Trial], rounds: int, seconds: float, keep: list[dict[Trial, float]] | None = None
     ) -> None:
-        """Let all run in every round, as long as whole rounds fit into the time; `keep` gets the rates of each round.
+        """Run all trials in every round, while whole rounds fit into the time; add the rates of each round to `keep`.
 
-        Where not even one fits, those that were added last are left out.
+        If not even one round fits, the last trials of the list are left out.
         """
         until = time.monotonic() + seconds
-        playing = list(trials)
-        while playing and sum(map(self._seconds_for, playing)) > until - time.monotonic():
-            out = playing.pop()
-            if out.state != "ran":
-                out.out("not tried", "there was no time")
+        active = list(trials)
+        while active and sum(map(self._seconds_for, active)) > until - time.monotonic():
+            left_out = active.pop()
+            if left_out.state != "ran":
+                left_out.out("not tried", "there was no time")
         for _ in range(rounds):
-            if not playing or sum(map(self._seconds_for, playing)) > until - time.monotonic():
+            if not active or sum(map(self._seconds_for, active)) > until - time.monotonic():
                 return
-            rates = {trial: self._run(trial) for trial in self._order.sample(playing, len(playing))}
-            playing = [trial for trial in playing if trial.state == "ran"]
-            whole = {trial: rate for trial, rate in rates.items() if rate is not None and trial in playing}
-            if keep is not None and len(whole) == len(playing):
+            rates = {trial: self._run(trial) for trial in self._order.sample(active, len(active))}
+            active = [trial for trial in active if trial.state == "ran"]
+            whole = {trial: rate for trial, rate in rates.items() if rate is not None and trial in active}
+            if keep is not None and len(whole) == len(active):
                 keep.append(whole)
 
     # ---- one trial -------------------------------------------------------------------------------------------
 
     def _seconds_for(self, trial: Trial) -> float:
-        """How long a run is expected to take, with its start."""
+        """Return the expected time of a run, with its start."""
         start = 0.0
         if trial not in self._open:
             start = trial.start or trial.candidate.start_seconds(self._cost, self.limits)
-        # A batch to get warm, and the one that is under way when the time is over.
+        # One batch warms up, and one is under way when the time is over.
         return start + 2 * trial.batch_seconds + self._run_seconds(trial)
 
     def _run_seconds(self, trial: Trial) -> float:
-        """Several batches, unless they take so long that nobody else would get a turn."""
+        """Return the time for several batches, unless they are so long that other trials would get no time."""
         return max(RUN, min(BATCHES * trial.batch_seconds, self._left / 20))
 
     def _run(self, trial: Trial) -> float | None:
-        """One run; its steps per second, None for a trial that has failed."""
+        """Run a trial once; return its steps per second, None if it failed."""
         self._notify(str(trial.candidate))
         try:
             if trial not in self._open:
@@ -247,18 +235,18 @@ class Search:
         return rate
 
     def _lose(self, trial: Trial, why: str) -> None:
-        """Note that a trial has cost the lab its life, unless it has run before and the time is over."""
+        """Note that a trial has ended the lab, unless it has run before and the time is over."""
         if self._left > 0 or trial.state != "ran":
             self._losses[trial.candidate.backend] += 1
             trial.out("failed", why)
 
     def _ask(self, trial: Trial, name: str, *arguments: Any) -> float:
         expected, left = self._seconds_for(trial), self._left
-        # Who hangs takes half of the time that is left, at most; who is slow may take what was expected twice.
+        # A trial that hangs may take half of the remaining time at most; a slow one may take twice its expected time.
         patience = min(5.0 + 10.0 * expected, max(1.0, left / 2, min(2.0 * expected, left + 1.0)))
         try:
             answer = self._lab.call(name, *arguments, timeout=patience)
-        except EnvError as error:  # the lab itself was left by what is no Exception, such as sys.exit
+        except EnvError as error:  # the trial raised what is no Exception, such as SystemExit, through the lab
             raise _Failed(str(error)) from error
         if isinstance(answer, str):
             raise _Failed(answer)
@@ -273,7 +261,7 @@ class Search:
                 self._open.clear()
 
     def _make_room(self, trial: Trial) -> None:
-        """Close the pools that were used longest ago, until this one fits in beside the others."""
+        """Close the pools that were used longest ago, until the memory is enough for this one."""
         room = self.limits.max_memory or (processes.available_memory() or 2**40) // 2
         needed = trial.candidate.memory(self._cost)
         while self._open and needed + sum(one.candidate.memory(self._cost) for one in self._open) > room:
@@ -282,10 +270,10 @@ class Search:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def result(self) -> TuneResult:
-        """What was found so far.
+        """Return what was found so far.
 
         Raises:
-            StartError: nothing was.
+            StartError: no trial has run, and none is left that could.
         """
         cost, trials = self._cost, sorted(self._trials.values(), key=lambda trial: trial.place)
         chosen = self._choose()
@@ -295,7 +283,7 @@ class Search:
             reason += f", the best of {others + 1} that were tried" if others else ", and nothing else was tried"
         else:
             reason = f"{chosen.expected:,.0f} steps/s are expected; there was no time to try it"
-        plan = chosen.candidate.plan(f"{reason}; {steps_in_words(cost)}", cost.measured)
+        plan = chosen.candidate.plan(f"{reason}; {cost.step_text}", cost.measured)
         return TuneResult(plan, cost, trials, self.limits, self._took)
 
     def _choose(self) -> Trial:
@@ -311,7 +299,7 @@ class Search:
         raise StartError(f"no trial came to an end. {reasons}")
 
     def _scores(self) -> dict[Trial, float]:
-        """Of the finalists against their own rounds; of all by their rates where there were no finals."""
+        """Return the rates of the finalists relative to their rounds; of all trials, if there was no third stage."""
         lasting = [trial for trial in self.tried if self._finals and all(trial in rates for rates in self._finals)]
         if not lasting:
             return {trial: trial.rate for trial in self.tried}
@@ -321,12 +309,13 @@ class Search:
 
 
 class _Failed(Exception):
-    """A trial came to nothing; the text says why."""
+    """A trial failed; the text says why."""
 
 
 def _checked_limits(
-    num_envs: Any, batch_size: Any, backends: Any, policy_latency: Any, max_memory: Any, isolate: bool
-) -> Limits:
+    num_envs: Any = None, batch_size: Any = None, backends: Any = BACKENDS, policy_latency: Any = 0.0,
+    max_memory: Any = None, isolate: bool = False,
+) -> Limits:  # fmt: skip
     if num_envs is not None:
         num_envs = whole_number("num_envs", num_envs, 1, 2**20)
     if batch_size not in (None, "all"):
@@ -345,7 +334,7 @@ def _checked_limits(
 
 
 def _make_lab(env_fns: list[EnvFn], limits: Limits, isolate: bool) -> tuple[LabProcess | LabHere, Limits]:
-    """A lab in a process of its own where the env can be sent there; else one here, for what can run here."""
+    """Make a lab in a process of its own if the env can be pickled; else here, for the backends that can run here."""
     try:
         pickle_env_fns(env_fns)
         return LabProcess(env_fns, limits.policy_latency), limits

@@ -1,4 +1,4 @@
-"""What a step of an env costs: the measurement, and how it is taken."""
+"""Measures what a step of an env costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from shoal.envs.group import MODES, Answers, GroupEnv, is_group
+from shoal.envs.autoreset import MODES, RULES
+from shoal.envs.group import Answers, GroupEnv, is_group
 from shoal.spaces.leaves import flatten
 
 __all__ = ["MEASURING", "Measurement", "as_one", "time_steps"]
@@ -30,7 +31,7 @@ class Measurement:
 
     Attributes:
         wall: seconds of each measured step, resets at episode ends included; without the time in which an env
-            that only computes was kept from its core.
+            that only computes waited for its core.
         cpu: mean CPU seconds of a step; well below the mean of `wall` for an env that waits.
     """
 
@@ -68,7 +69,7 @@ def time_steps(env: Any) -> Measurement:
         done = terminated or truncated
         cpu.append(cpu_clock() - cpu_began)
         wall.append(clock() - began)
-    # An env that never blocks only seems to wait when others have the core: count its computing alone.
+    # An env that never blocks only seems to wait when other processes have the core: count only its computing.
     if (_times_blocked() - switches) < BLOCKS * len(wall):
         wall = cpu
     stride = -(-len(wall) // KEPT)
@@ -76,18 +77,18 @@ def time_steps(env: Any) -> Measurement:
 
 
 def as_one(env: Any) -> Any:
-    """An env with several lanes as one that can be reset, stepped and closed; any other as it is."""
+    """Return an env with several lanes as one that can be reset, stepped and closed; any other env as it is."""
     return _AsOne(env) if is_group(env) else env
 
 
 class _AsOne:
-    """An env with several lanes, as far as it takes to measure it. Its lanes go on by themselves, if they can."""
+    """An env with several lanes, with the methods that the measurement needs. It resets by itself, if it can."""
 
     def __init__(self, env: GroupEnv):
         self._env, self._rows = env, np.arange(env.num_lanes)
         modes = getattr(env, "modes", MODES)
-        self._mode = next((mode for mode in modes if mode != "disabled"), "disabled")
-        env.use(self._mode)
+        self._rule = next((RULES[mode] for mode in modes if not RULES[mode].user_resets), RULES[modes[0]])
+        env.use(self._rule.name)
         self._out = Answers.scratch(flatten(env.single_observation_space), env.num_lanes, finals=True)
         self.action_space = batch_space(env.single_action_space, env.num_lanes)
 
@@ -99,7 +100,7 @@ class _AsOne:
     def step(self, actions: Any) -> Any:
         self._out.clear()
         self._env.step(self._rows, actions, self._out)
-        over = self._mode == "disabled" and bool((self._out.terminated | self._out.truncated).any())
+        over = self._rule.user_resets and bool((self._out.terminated | self._out.truncated).any())
         return None, 0.0, over, False, None
 
     def close(self) -> None:
@@ -107,5 +108,5 @@ class _AsOne:
 
 
 def _times_blocked() -> int:
-    """How often this process gave its core up because it had to wait."""
+    """Return how often this process gave its core up because it had to wait."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw

@@ -4,6 +4,9 @@ envs = CudaEnvs("CartPole-v1", 4096, seed=0)
 obs, reward, terminated, truncated = (torch.from_dlpack(array) for array in (envs.reset(), envs.reward, ...))
 for _ in range(1000):
     envs.step(policy(obs))
+
+The package may import what `shoal.compiled` may. Read `envs` first, then `source` (what a kernel does) and `build` (how
+it is compiled). `pool_envs` is `backend="cuda"`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays on a GPU: handed out without a copy, and taken in from whoever has some."""
+"""Arrays on a GPU, given to other libraries and taken from them without a copy."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ LEGACY_STREAM = 1
 
 
 class Streams:
-    """On which stream work goes, and who waits for whom."""
+    """The streams that work goes on, and the waits between them."""
 
     def __init__(self) -> None:
         self._known: dict[int, Any] = {}
         self.current = 0  # the last one that was used, as a number
 
     def use(self, handle: int) -> Any:
-        """Numba's stream for this number. Work on it follows what was launched on another one before."""
+        """Return Numba's stream for this number. Work on it waits for what was launched on another one before."""
         if simulated():
             return 0
         if handle not in self._known:
             cuda = driver()
             self._known[handle] = cuda.external_stream(handle) if handle else cuda.default_stream()
-        if handle != self.current and not is_capturing(handle):  # who captures has seen to it by himself
+        if handle != self.current and not is_capturing(handle):  # a caller that captures orders its streams itself
             self.let_wait(handle)
             self.current = handle
         return self._known[handle]
 
     def number(self, handle: int) -> int:
-        """The same stream, after `use`, as the driver knows it."""
+        """Use this stream, and return its number."""
         if handle != self.current:
             self.use(handle)
         return handle
 
-    # Copies go on the stream that was used last: one of PyTorch's would not wait for the default one, nor that for it.
+    # Copies go on the stream that was used last: PyTorch's streams and the default one do not wait for each other.
 
     @property
     def last(self) -> Any:
-        """Numba's stream that was used last."""
+        """Return Numba's stream that was used last."""
         return self.use(self.current)
 
     def fetch(self, array: Any) -> npt.NDArray[Any]:
-        """A copy of an array in the host's memory."""
+        """Return a copy of an array in the host's memory."""
         found: npt.NDArray[Any] = np.asarray(array.copy_to_host(stream=self.last))
         if not simulated():
             self.last.synchronize()
         return found
 
     def put(self, array: Any, values: npt.NDArray[Any]) -> None:
-        """Overwrite an array by one of the host's."""
+        """Overwrite an array by one in the host's memory."""
         array.copy_to_device(values, stream=self.last)
         if not simulated():
-            self.last.synchronize()  # the host's memory may be gone next
+            self.last.synchronize()  # the caller may free the host's memory after this
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
-        """A new array on the GPU."""
+        """Make a new array on the GPU."""
         cuda = driver()
         if simulated():
             return cuda.to_device(np.zeros(shape, dtype))
@@ -90,14 +90,14 @@ class Streams:
 
 @functools.cache
 def bindings() -> Any:
-    """The driver's functions."""
+    """Return the driver's functions."""
     from cuda.bindings import driver as api
 
     return api
 
 
 def is_capturing(handle: int) -> bool:
-    """Whether what is launched on this stream becomes part of a graph that somebody is making."""
+    """Say whether a caller is capturing this stream: what is launched on it becomes part of the caller's graph."""
     if handle in (0, LEGACY_STREAM):
         return False
     api = bindings()
@@ -119,7 +119,7 @@ class DeviceArray:
 
     @property
     def pointer(self) -> int:
-        """Where it lies on the GPU."""
+        """Return its address on the GPU."""
         return int(self.array.__cuda_array_interface__["data"][0])
 
     @property
@@ -130,7 +130,7 @@ class DeviceArray:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         if simulated():
-            raise BufferError("a simulated GPU has no memory that others could see: use np.asarray(array)")
+            raise BufferError("a simulated GPU has no memory that other libraries could read: use np.asarray(array)")
         return CUDA_DEVICE, driver().current_context().device.id
 
     def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
@@ -141,7 +141,7 @@ class DeviceArray:
         return self._view.__dlpack__(stream=-1, **options)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """A copy in the host's memory."""
+        """Return a copy in the host's memory."""
         return self.streams.fetch(self.array)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -165,15 +165,15 @@ def _memory_view() -> Any:
 
 
 def pointer_of(array: Any) -> tuple[Any, int]:
-    """Where an array on the GPU lies, as a key, and the stream that it is ready on; (None, 0) where it is none.
+    """Return a key of an array's memory on the GPU, and the stream that it is ready on; (None, 0) if it is not there.
 
-    The key tells arrays apart that a kernel would treat differently. All this is in the way of every step.
+    Arrays that a kernel would treat differently have different keys. Every step calls this, so it must be fast.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         if not array.is_cuda:
             return None, 0
-        # What torch.cuda.current_stream(device).cuda_stream gives, in a tenth of the time.
+        # The same as torch.cuda.current_stream(device).cuda_stream, in a tenth of the time.
         stream = torch._C._cuda_getCurrentRawStream(array.get_device())
         return (array.data_ptr(), array.dtype, array.shape, array.stride()), stream
     if isinstance(array, DeviceArray):

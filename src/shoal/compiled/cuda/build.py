@@ -1,4 +1,4 @@
-"""Kernels for GPUs, by numba-cuda; in Numba's simulator of a GPU too (NUMBA_ENABLE_CUDASIM=1)."""
+"""Compiling kernels for GPUs by numba-cuda, or for Numba's simulator of a GPU (NUMBA_ENABLE_CUDASIM=1)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled import numba_random, random
-from shoal.compiled.cuda.source import Kind, constants, kernel_source, launch_bounds, narrow
-from shoal.compiled.env import Definition
+from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds, narrow
+from shoal.compiled.definition import Definition
+from shoal.compiled.diagnosis import explain_env
 from shoal.compiled.random import EPISODE, GAMMA, MASK
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
@@ -21,12 +22,12 @@ __all__ = ["build", "check", "driver", "missing", "simulated"]
 
 
 def simulated() -> bool:
-    """Whether Numba only simulates a GPU: very slowly, but it finds mistakes."""
+    """Say whether Numba only simulates a GPU: very slowly, but it finds mistakes."""
     return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
 
 def missing() -> str:
-    """What this machine lacks, and how to get it; "" for nothing."""
+    """Say what this machine lacks, and how to get it; "" for nothing."""
     if importlib.util.find_spec("numba") is None or importlib.util.find_spec("numba_cuda") is None:
         return f'backend="cuda" needs numba-cuda: {install("cuda")}'
     if simulated():
@@ -35,7 +36,7 @@ def missing() -> str:
         cuda = driver()
         if cuda.is_available() and len(cuda.gpus) > 0:
             return ""
-    except Exception as error:  # whatever a driver that is half there says
+    except Exception as error:  # a broken driver may raise anything
         return f'backend="cuda" needs a working NVIDIA driver, and Numba says: {error}'
     return 'backend="cuda" needs an NVIDIA GPU and its driver, and found none; use backend="compiled" on this machine'
 
@@ -49,19 +50,18 @@ def check() -> None:
 
 @functools.cache
 def driver() -> Any:
-    """The module numba.cuda."""
-    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it, numpy 2.5 has dropped it
+    """Return the module numba.cuda."""
+    if not hasattr(np, "row_stack"):  # numba-cuda 0.30 uses it, and numpy 2.5 does not have it any more
         np.row_stack = np.vstack
     from numba import cuda
 
     return cuda
 
 
-def build(definition: Definition, kind: Kind, precision: str, policy: Any = None, debug: bool = False) -> Any:
-    """The kernel of a class, to be launched as `kernel[blocks, threads, stream](...)`.
+def build(definition: Definition, kind: KernelKind, precision: str, policy: Any = None, debug: bool = False) -> Any:
+    """Build the kernel of a class, to be launched as `kernel[blocks, threads, stream](...)`.
 
-    Raises:
-        BadEnv: what cannot be compiled, in the user's own words.
+    Numba compiles it at its first launch: `explained` says what is wrong if that fails.
     """
     cuda, single = driver(), precision == "single"
     dtype = narrow(definition.dtype) if single else definition.dtype
@@ -75,16 +75,14 @@ def build(definition: Definition, kind: Kind, precision: str, policy: Any = None
     names.update(cuda=cuda, T_STATE=_state_type(dtype), record_at=_record_at())
     names["T_NUMBER"] = np.float32 if single else np.float64
     exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
-    # Divisions and roots of 32 bits need not be right to the last bit. What the user's functions call (sin, exp) stays
-    # precise: they are compiled without this.
+    # With fastmath, divisions and roots of 32 bits need not be exact to the last bit. The user's functions are compiled
+    # without it, so what they call (sin, exp) stays precise.
     bounds = {} if simulated() or debug else {"launch_bounds": launch_bounds(definition)}
     return cuda.jit(fastmath=single, **bounds, **options)(names["kernel"])
 
 
 def explained(definition: Definition, error: Exception) -> Exception:
-    """What Numba says about a class that cannot be compiled: on a GPU as on the CPU, where it says more."""
-    from shoal.compiled.diagnosis import explain_env
-
+    """Say why a class cannot be compiled, by compiling it for the CPU, where Numba's errors say more."""
     found = explain_env(definition, False, error)
     text = str(found)
     return BadEnv(text if text.startswith(definition.name) else f"{definition.name} on a GPU: {text}")
@@ -95,8 +93,8 @@ def _same(value: Any) -> Any:
 
 
 def _narrow_constant(value: Any) -> Any:
-    """Floats of 32 bits, so that arithmetic with them has no more: Python's own would widen everything."""
-    if isinstance(value, float):  # also numpy's, of 64 bits
+    """Make floats of 32 bits, so that arithmetic with them has no more: Python's own floats have 64."""
+    if isinstance(value, float):  # numpy's float64 is one too
         return np.float32(value)
     if isinstance(value, np.ndarray) and value.dtype == np.float64:
         return value.astype(np.float32)
@@ -106,7 +104,7 @@ def _narrow_constant(value: Any) -> Any:
 
 
 def _versions(single: bool) -> Any:
-    # The simulator runs plain Python, whose numbers do not wrap around.
+    # The simulator runs plain Python, where integers do not wrap around.
     plain = {**{one: one for one in numba_random.VERSIONS}, random.begin_stream: _plain_begin_stream}
     versions = plain if simulated() else numba_random.VERSIONS
     return {**versions, random.uniform: _uniform_single} if single else versions
@@ -120,7 +118,7 @@ SHIFT_40, UNIT_24 = np.uint64(40), np.float32(2.0**-24)
 
 
 def _uniform_single(rng: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
-    """See random.uniform; of the same bits as there, those that a float of 32 bits has."""
+    """See random.uniform; it uses as many of the same bits as a float of 32 bits has."""
     return low + (high - low) * (np.float32(random.next_bits(rng) >> SHIFT_40) * UNIT_24)
 
 
@@ -133,7 +131,7 @@ def _state_type(dtype: np.dtype[Any]) -> Any:
 
 
 def _record_at() -> Any:
-    """The function record_at(states, index) of compiled code; records of plain numpy have no attributes."""
+    """Make the function record_at(states, index) of compiled code; records of plain numpy have no attributes."""
     return _simulated_item if simulated() else driver().jit(device=True)(_item)
 
 
@@ -142,6 +140,6 @@ def _item(states: Any, index: Any) -> Any:
 
 
 def _simulated_item(states: Any, index: Any) -> Any:
-    while not isinstance(states, np.ndarray):  # what the simulator has wrapped around it
+    while not isinstance(states, np.ndarray):  # unwrap the simulator's own classes
         states = states._item if "_item" in vars(states) else states._ary
     return states.view(np.recarray)[index]

@@ -1,4 +1,4 @@
-"""Launches that were captured: a graph of one kernel costs a fraction of what Numba's own launch does."""
+"""Launches as captured CUDA graphs: a graph of one kernel costs a fraction of what Numba's own launch does."""
 
 from __future__ import annotations
 
@@ -11,55 +11,69 @@ from shoal.compiled.cuda.build import driver
 
 __all__ = ["Graphs"]
 
-MOST = 64  # callers use the same few arrays again and again
+MOST = 64  # graphs to keep: callers use the same few arrays again and again
+MOST_SEEN = 1024  # keys to remember: a caller may bring new arrays all the time
 
 
 class Graphs:
-    """Captured launches, by what they were launched with."""
+    """Captured launches, by a key of what they were launched with."""
 
     def __init__(self) -> None:
-        self._api = bindings()
-        self._fine = self._api.CUresult.CUDA_SUCCESS
+        self._seen: set[Hashable] = set()  # keys that came once
+        self._api, self._fine = None, None  # the driver's functions, and its result for success, once there is a graph
         self._streams: dict[int, Any] = {}
         self._known: OrderedDict[Hashable, Any] = OrderedDict()
 
     def launch(self, key: Hashable, handle: int) -> bool:
-        """Launch what was captured under this key; False where nothing was, or must not be used.
+        """Launch what was captured under this key; return False if there is nothing, or it must not be used.
 
         Args:
-            handle: a stream's. Where somebody captures it into a graph of his own, graphs cannot be launched on it.
+            handle: a stream's. While a caller captures the stream into another graph, none can be launched on it.
         """
         graph = self._known.get(key)
         if graph is None or is_capturing(handle):
             return False
+        api: Any = self._api
         stream = self._streams.get(handle)
         if stream is None:
-            stream = self._streams[handle] = self._api.CUstream(handle)
-        if self._api.cuGraphLaunch(graph, stream)[0] is not self._fine:
-            self._check(self._api.cuGraphLaunch(graph, stream))
+            stream = self._streams[handle] = api.CUstream(handle)
+        if api.cuGraphLaunch(graph, stream)[0] is not self._fine:
+            _checked(api.cuGraphLaunch(graph, stream))
         return True
 
-    def capture(self, key: Hashable, launch: Callable[[Any], None]) -> None:
-        """Keep what `launch(stream)` launches; it must have been launched before, so that it is compiled."""
-        api, aside = self._api, driver().stream()
+    def capture_repeated(self, key: Hashable, launch: Callable[[Any], None]) -> None:
+        """Capture what `launch(stream)` launches, if its key comes for the second time."""
+        if key in self._seen:
+            self._seen.discard(key)
+            self._capture(key, launch)
+        else:
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+
+    def _capture(self, key: Hashable, launch: Callable[[Any], None]) -> None:
+        api, aside = bindings(), driver().stream()
+        self._api, self._fine = api, api.CUresult.CUDA_SUCCESS
         handle = api.CUstream(int(getattr(aside.handle, "value", aside.handle)))
-        self._check(api.cuStreamBeginCapture(handle, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        _checked(api.cuStreamBeginCapture(handle, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
         try:
             launch(aside)
         finally:
-            graph = self._check(api.cuStreamEndCapture(handle))
-        self._known[key] = self._check(api.cuGraphInstantiate(graph, 0))
-        self._check(api.cuGraphDestroy(graph))
+            graph = _checked(api.cuStreamEndCapture(handle))
+        self._known[key] = _checked(api.cuGraphInstantiate(graph, 0))
+        _checked(api.cuGraphDestroy(graph))
         if len(self._known) > MOST:
-            self._check(api.cuGraphExecDestroy(self._known.popitem(last=False)[1]))
-
-    def _check(self, result: tuple[Any, ...]) -> Any:
-        error, *values = result
-        if error != self._fine:
-            raise RuntimeError(f"CUDA: {self._api.cuGetErrorString(error)[1].decode()}")
-        return values[0] if values else None
+            _checked(api.cuGraphExecDestroy(self._known.popitem(last=False)[1]))
 
     def close(self) -> None:
-        """Give all of them back."""
+        """Free all graphs, and forget the keys."""
+        self._seen.clear()
         while self._known:
-            self._check(self._api.cuGraphExecDestroy(self._known.popitem()[1]))
+            _checked(bindings().cuGraphExecDestroy(self._known.popitem()[1]))
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    error, *values = result
+    if error != bindings().CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"CUDA: {bindings().cuGetErrorString(error)[1].decode()}")
+    return values[0] if values else None

@@ -1,4 +1,4 @@
-"""`backend="cuda"`: compiled envs on a GPU below a pool. Their state stays there; answers are copied to the host."""
+"""`backend="cuda"`: a pool of compiled envs on a GPU. Their state stays there; answers are copied to the host."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shoal.spaces.leaves import assemble, flatten, get_path
 __all__ = ["PoolEnvs", "make_envs"]
 
 Array = npt.NDArray[Any]
-OPTIONS = ("precision", "debug")  # among env_kwargs, and not for the class
+OPTIONS = ("precision", "debug")  # those of env_kwargs that are not for the class
 
 
 class PoolEnvs:
-    """CudaEnvs as a pool steps them: see `shoal.envs.batched.BatchedEnv`. Rows are lanes; those of an env go together.
+    """CudaEnvs as a pool steps them, see `shoal.envs.batched.BatchedEnv`. Rows are lanes.
 
     Attributes:
-        cuda: the envs themselves; what they show is on the GPU.
+        cuda: the envs themselves; their arrays are on the GPU.
     """
 
     render_mode = None
@@ -35,7 +35,7 @@ class PoolEnvs:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What each env has for itself: the fields of its state, params among them."""
+        """Name what each env has for itself: the fields of its state, with its params."""
         return self.cuda.definition.dtype.names or ()
 
     def get_rows(self, name: str, rows: Sequence[int]) -> list[Any]:
@@ -50,7 +50,7 @@ class PoolEnvs:
         self.cuda.set(name, whole)
 
     def __getattr__(self, name: str) -> Any:
-        """What the class itself says: its metadata and whatever else."""
+        """Return an attribute of the class itself, such as its metadata."""
         if name.startswith("_") or name == "cuda":
             raise AttributeError(name)
         return getattr(self.cuda.definition.env, name)
@@ -89,7 +89,7 @@ class PoolEnvs:
 
 
 def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) -> PoolEnvs:
-    """The envs of a pool."""
+    """Make the envs of a pool."""
     kwargs = dict(env_kwargs)
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     return PoolEnvs(CudaEnvs(env, num_envs, autoreset="disabled", env_kwargs=kwargs, **options))

@@ -1,8 +1,8 @@
 """The source of a kernel for GPUs: each thread steps one env, written out for the leaves and agents of one class.
 
-The counterpart of `shoal.compiled.template`. What costs time on a GPU is memory, so everything here is about moving few
-bytes, and neighbours together: the numbers of a state lie in an array each, and in registers while they are worked on;
-params that are the same for all envs are arguments.
+The counterpart of `shoal.compiled.template`. Memory is what costs time on a GPU, so kernels move few bytes, and move
+those of neighbours together: each number of a state has an array of its own, and is in a register during a step; params
+that are the same for all envs are arguments.
 """
 
 from __future__ import annotations
@@ -13,28 +13,39 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compiled.env import Definition
+from shoal.compiled.definition import Definition
 from shoal.compiled.policy import STREAM
-from shoal.compiled.template import INDICES, action_shape, as_tuple, fill, loops, row_shape, wide_type
+from shoal.compiled.source_parts import (
+    clear_lines,
+    fill,
+    indented,
+    loops,
+    observe_lines,
+    policy_call,
+    step_call,
+    take_lines,
+    wide_types,
+)  # fmt: skip
 from shoal.spaces.leaves import Leaf
 
 __all__ = [
-    "BLOCK", "Kind", "arguments", "constants", "has_columns", "kernel_source", "launch_bounds", "length_type", "narrow",
+    "BLOCK", "KernelKind", "arguments", "constants", "has_columns", "kernel_source", "launch_bounds", "length_type",
+    "narrow",
 ]  # fmt: skip
 
 BLOCK = 128  # threads of a block
-WARPS = 64  # of a multiprocessor: they hide the time that memory takes, and envs with few numbers need few registers
-ENDED = -1  # in place of the length of an episode that is over
+WARPS = 64  # of a multiprocessor: while some wait for memory others work, and envs with few numbers need few registers
+ENDED = -1  # in place of the length of an episode that has ended
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Which kernel of a class is meant.
+class KernelKind:
+    """Names one of the kernels of a class.
 
     Attributes:
         does: "reset" (begin an episode), "step" or "rollout" (many steps by a policy).
         mode: how episodes follow each other.
-        masked: whether only those envs take part whose mask is set.
+        masked: whether only envs with a set mask take part.
         own_params: whether each env has params of its own.
         tracks: whether the returns and lengths of episodes are kept.
         policy_params: how many arrays the policy of a rollout has.
@@ -49,7 +60,7 @@ class Kind:
 
 
 BODY = """
-    env = np.uint32(cuda.grid(1))  # without a sign, so that Numba need not ask whether an index counts from the end
+    env = np.uint32(cuda.grid(1))  # unsigned, so that Numba does not check whether an index counts from the end
     live = env < count
     {mask}
     {declare}
@@ -58,7 +69,9 @@ BODY = """
         {act}
         {store}
 """
-# What both branches of an `if` would store is stored behind it: a warp whose threads disagree goes through both.
+# The rules of autoreset in it (`begins`, `fresh`, `final`, `end`) have their model in shoal/envs/autoreset.py.
+# What both branches of an `if` would store is stored after it: if the threads of a warp take different branches, the
+# warp goes through both.
 STEP = """
 row = {row}
 seen_row = {seen_row}
@@ -82,25 +95,25 @@ if fresh:
 
 
 def has_columns(definition: Definition) -> bool:
-    """Whether the fields of a state have an array each: not where some are arrays, whose elements threads look up."""
+    """Say whether each field of a state has an array of its own: not if some are arrays, which threads index."""
     names = definition.dtype.names or ()
     return all(definition.dtype[name].shape == () for name in names) and len(names) <= 32
 
 
 def launch_bounds(definition: Definition) -> tuple[int, ...]:
-    """Threads of a block, and, of kernels that mostly wait for memory, how many blocks are to run at once."""
+    """Return the threads of a block and, for kernels that mostly wait for memory, how many blocks run at once."""
     small = has_columns(definition) and len(definition.dtype.names or ()) <= 16
     return (BLOCK, WARPS * 32 // BLOCK) if small else (BLOCK,)
 
 
 def length_type(definition: Definition, mode: str) -> type[np.signedinteger[Any]]:
-    """Of the number of an episode's steps: small, because it is read and written at each step."""
+    """Return the type of an episode's number of steps: small, because each step reads and writes it."""
     limit = definition.max_episode_steps
     return np.int16 if limit is not None and limit < 2**15 - 1 and mode != "disabled" else np.int32
 
 
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same with floats of 32 bits."""
+    """Return the same type with floats of 32 bits."""
     if dtype.fields:
         return np.dtype([(name, *_narrow_field(field[0])) for name, field in dtype.fields.items()], align=True)
     return np.dtype(np.float32) if dtype == np.float64 else dtype
@@ -110,8 +123,8 @@ def _narrow_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]
     return narrow(dtype.base), dtype.shape
 
 
-def arguments(definition: Definition, kind: Kind) -> list[str]:
-    """The names of a kernel's arguments, in order."""
+def arguments(definition: Definition, kind: KernelKind) -> list[str]:
+    """Return the names of a kernel's arguments, in order."""
     names = ["count", "seeds", "rngs", "lengths"]
     if kind.does != "reset":
         names += ["steps", "reward", "terminated", "truncated"]
@@ -128,21 +141,20 @@ def arguments(definition: Definition, kind: Kind) -> list[str]:
 
 
 def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
-    """The names that the source of a kernel needs beside functions; `dtype` is that of a state."""
+    """Return the values that a kernel's source uses, by name, functions left out; `dtype` is that of a state."""
     cleared = min((dtype.fields[name][1] for name in definition.params), default=dtype.itemsize) if dtype.fields else 0
     return {
         "np": np, "ENDED": np.int32(ENDED), "POLICY_STREAM": np.int64(STREAM),
         "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
-        **{f"T_wide_{i}": wide_type(leaf) for i, leaf in enumerate(definition.action_leaves)},
-        **{f"wide_type_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
+        **wide_types(definition),
     }  # fmt: skip
 
 
-def kernel_source(definition: Definition, kind: Kind) -> str:
-    """The source of `kernel`.
+def kernel_source(definition: Definition, kind: KernelKind) -> str:
+    """Write the source of `kernel`.
 
-    It calls reset, step, observe, begin_stream, record_at and, for a rollout, policy; these and `cuda`, T_STATE,
-    T_NUMBER and the `constants` are to be given along with it.
+    It uses `constants`, `cuda`, T_STATE, T_NUMBER, and the functions reset, step, observe, begin_stream, record_at and,
+    for a rollout, policy.
     """
     keeps_stream = uses_chance(definition)
     declare = ["rng = cuda.local.array(1, np.uint64)"]
@@ -157,7 +169,7 @@ def kernel_source(definition: Definition, kind: Kind) -> str:
         load, store = ["state = record_at(states, env)"], []
     store += ["lengths[env] = length", *["rngs[env, 0] = rng[0]"] * keeps_stream]
     if kind.does == "reset":
-        act = [*_begin_lines(definition), *_observe_lines(definition, "obs", "env")]
+        act = [*_begin_lines(definition), *observe_lines(definition, "obs", "env")]
     else:
         load += ["length = lengths[env]", *["rng[0] = rngs[env, 0]"] * keeps_stream]
         act = _step_lines(definition, kind)
@@ -172,14 +184,14 @@ def kernel_source(definition: Definition, kind: Kind) -> str:
 
 
 def uses_chance(definition: Definition) -> bool:
-    """Whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
+    """Say whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
     code = definition.step.__code__
     name = code.co_varnames[code.co_argcount - 1]
     return name in code.co_cellvars or any(one.argval == name or name in _pair(one) for one in get_instructions(code))
 
 
 def _pair(instruction: Instruction) -> tuple[Any, ...]:
-    """The names of an instruction that loads two at once."""
+    """Return the names of an instruction that loads two at once."""
     return instruction.argval if isinstance(instruction.argval, tuple) else ()
 
 
@@ -188,15 +200,15 @@ def _begin_lines(definition: Definition) -> list[str]:
         names = definition.dtype.names or ()
         clear = [f"state.{name} = 0" for name in names if name not in definition.params]
     else:
-        clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
+        clear = clear_lines()
     return [
         *clear, "begin_stream(rng, seeds[env, 0], seeds[env, 1])", "seeds[env, 1] += np.uint64(1)",
         "reset(state, rng)", "length = 0",
     ]  # fmt: skip
 
 
-def _step_lines(definition: Definition, kind: Kind) -> list[str]:
-    """One step, or all those of a rollout."""
+def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
+    """Write one step, or the loop over all steps of a rollout."""
     rolls, agents, mode = kind.does == "rollout", definition.num_agents, kind.mode
     of_agents = [f", {k}" for k in range(agents)] if agents > 1 else [""]
     began = [f"began[seen_row{k}] = fresh" for k in of_agents] if rolls else []
@@ -216,7 +228,8 @@ def _step_lines(definition: Definition, kind: Kind) -> list[str]:
     ]
     parts = {
         "choose": _choose_lines(definition, kind) if rolls else [],
-        "take": _take_lines(definition),
+        # Actions are read early, so that they arrive while other work is done.
+        "take": take_lines(definition, "cuda.local.array({shape}, T_wide_{i})", "row"),
         "nothing": ["ends, cut = False, False", *_no_reward_lines(definition)],
         "call": [*_call_lines(definition), "cut = LIMIT > 0 and length >= LIMIT"],
         "answer": [
@@ -224,10 +237,10 @@ def _step_lines(definition: Definition, kind: Kind) -> list[str]:
             *(f"terminated[row{k}], truncated[row{k}] = ends, cut" for k in of_agents),
         ],
         "track": ["so_far = 0 if begins else length", *"\n".join(track).splitlines()] * kind.tracks,
-        "final": ["if over:", *_in(_observe_lines(definition, "final", "row"))] * (mode == "same_step"),
+        "final": ["if over:", *indented(observe_lines(definition, "final", "row"))] * (mode == "same_step"),
         "begin": _begin_lines(definition),
         "end": [*["if over:", "    length = ENDED"] * (mode == "next_step"), *began],
-        "observe": _observe_lines(definition, "obs", "seen_row"),
+        "observe": observe_lines(definition, "obs", "seen_row"),
     }
     lines = [line for line in fill(source, parts).splitlines() if line]
     if not rolls:
@@ -237,20 +250,7 @@ def _step_lines(definition: Definition, kind: Kind) -> list[str]:
     make += [f"policy_seed += np.uint64(env) * np.uint64({agents})"]
     for k in range(agents):
         make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64({k}), POLICY_STREAM)")
-    return [*make, *first, "for t in range(steps):", *_in(lines)]
-
-
-def _take_lines(definition: Definition) -> list[str]:
-    """Read the actions: early, so that they come while other things are looked at."""
-    lines = []
-    for i, leaf in enumerate(definition.action_leaves):
-        shape = action_shape(leaf, definition.num_agents)
-        if shape:
-            each = loops(shape, f"given_{i}[{INDICES}] = action_{i}[row, {INDICES}]")
-            lines += [f"given_{i} = cuda.local.array({as_tuple(list(map(str, shape)))}, T_wide_{i})", *each]
-        else:
-            lines.append(f"given_{i} = wide_type_{i}(action_{i}[row])")
-    return lines
+    return [*make, *first, "for t in range(steps):", *indented(lines)]
 
 
 def _no_reward_lines(definition: Definition) -> list[str]:
@@ -260,23 +260,12 @@ def _no_reward_lines(definition: Definition) -> list[str]:
 
 
 def _call_lines(definition: Definition) -> list[str]:
-    values = [f"given_{i}" for i, _ in enumerate(definition.action_leaves)]
-    action = as_tuple(values) if definition.nested_action else values[0]
     if definition.num_agents == 1:
-        return [f"value, ending = step(state, {action}, rng)", "gain, ends = T_NUMBER(value), bool(ending)"]
-    return [f"ends = bool(step(state, {action}, rewards, rng))"]
+        return [f"value, ending = {step_call(definition)}", "gain, ends = T_NUMBER(value), bool(ending)"]
+    return [f"ends = bool({step_call(definition)})"]
 
 
-def _observe_lines(definition: Definition, where: str, row: str) -> list[str]:
-    lines, values = [], []
-    for i, leaf in enumerate(definition.obs_leaves):
-        zeros = loops(row_shape(leaf, definition.num_agents), f"seen_{i}[{INDICES}] = 0")
-        lines += [f"seen_{i} = {where}_{i}[{row}]", *zeros]
-        values.append(f"seen_{i}")
-    return [*lines, f"observe(state, {as_tuple(values) if definition.nested_obs else values[0]})"]
-
-
-def _choose_lines(definition: Definition, kind: Kind) -> list[str]:
+def _choose_lines(definition: Definition, kind: KernelKind) -> list[str]:
     """Let the policy choose for each lane of the env."""
     lines, agents = [], definition.num_agents
     for agent in range(agents):
@@ -284,22 +273,13 @@ def _choose_lines(definition: Definition, kind: Kind) -> list[str]:
         actions = [
             f"action_{i}[{_lane(leaf, agents, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)
         ]
-        given = [
-            as_tuple(obs) if definition.nested_obs else obs[0],
-            as_tuple(actions) if definition.nested_action else actions[0],
-            f"policy_rng[{agent}:{agent + 1}]",
-            *(f"policy_param_{i}" for i in range(kind.policy_params)),
-        ]
-        lines.append(f"policy({', '.join(given)})")
+        params = [f"policy_param_{i}" for i in range(kind.policy_params)]
+        lines.append(policy_call(definition, obs, actions, f"policy_rng[{agent}:{agent + 1}]", params))
     return lines
 
 
 def _lane(leaf: Leaf, agents: int, agent: int, observed: bool) -> str:
-    """The index of one lane's part, which is an array also where the space has no shape."""
+    """Return the index of one lane's part, which is an array even if the space has no shape."""
     if agents > 1:
         return f"row, {agent}" if leaf.shape else f"row, {agent}:{agent + 1}"
     return "row" if leaf.shape or observed else "row : row + 1"
-
-
-def _in(lines: list[str]) -> list[str]:
-    return [f"    {line}" for line in lines]

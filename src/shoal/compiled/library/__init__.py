@@ -1,6 +1,7 @@
-"""Envs that come compiled: which class an id stands for.
+"""Envs that come with Shoal and can be compiled, by id.
 
-Those with Gymnasium's ids step exactly as Gymnasium's do from the same state; their random numbers are Shoal's own.
+From the same state, those with Gymnasium's ids step exactly as Gymnasium's do; their random numbers are Shoal's own.
+The envs may import `shoal.compiled` and nothing else of Shoal's. Read `cartpole` first.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any
 
 __all__ = ["find", "ids"]
 
-# Each module is imported when one of its envs is asked for.
+# Each module is imported when one of its envs is needed.
 _CLASSES = {
     "CartPole-v1": ("cartpole", "CartPole"),
     "Pendulum-v1": ("pendulum", "Pendulum"),
     "MountainCar-v0": ("mountain_car", "MountainCar"),
-    "MountainCarContinuous-v0": ("mountain_car_continuous", "MountainCarContinuous"),
+    "MountainCarContinuous-v0": ("mountain_car", "MountainCarContinuous"),
     "Acrobot-v1": ("acrobot", "Acrobot"),
     "FrozenLake-v1": ("frozen_lake", "FrozenLake"),
     "FrozenLake8x8-v1": ("frozen_lake", "FrozenLake8x8"),
@@ -36,10 +37,10 @@ def ids() -> list[str]:
 
 
 def find(env_id: str) -> Any:
-    """Return the class of an id, with the defaults that the id stands for.
+    """Return the class of an id, with the defaults of that id.
 
     Raises:
-        LookupError: naming the id that was meant, or all of them.
+        LookupError: there is none; the error names a similar id, or all of them.
     """
     if env_id not in _CLASSES:
         close = difflib.get_close_matches(env_id, _CLASSES, n=1)

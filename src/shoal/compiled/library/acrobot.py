@@ -9,20 +9,20 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
-from shoal.compiled.library.rounding import single, square
+from shoal.compiled.library.helpers import single, square
 
 __all__ = ["Acrobot"]
 
 DT = 0.2
 GRAVITY = 9.8
-CENTER = 0.5  # of a link, whose length, mass and moment of inertia are all 1
+CENTER = 0.5  # of a link; its length, mass and moment of inertia are all 1
 MAX_OMEGA_1, MAX_OMEGA_2 = 4 * math.pi, 9 * math.pi
 HIGH = np.array([1.0, 1.0, 1.0, 1.0, MAX_OMEGA_1, MAX_OMEGA_2], np.float32)
 
 
 @compiled.function
 def accelerations(theta1: float, theta2: float, omega1: float, omega2: float, torque: float) -> Any:
-    """Return those of the two angles, by the equations of Sutton and Barto's book."""
+    """Return the accelerations of the two angles, by the equations of Sutton and Barto's book."""
     cos2, sin2 = math.cos(theta2), math.sin(theta2)
     d1 = 0.25 + (1.25 + cos2) + 1.0 + 1.0
     d2 = (0.25 + CENTER * cos2) + 1.0
@@ -51,7 +51,7 @@ def combined(start: float, k1: float, k2: float, k3: float, k4: float) -> float:
 
 
 class Acrobot(compiled.Env):
-    """As Gymnasium's, with the equations of the book and without noise."""
+    """Gymnasium's Acrobot, with the equations of the book and without noise."""
 
     observation_space = spaces.Box(-HIGH, HIGH, dtype=np.float32)
     action_space = spaces.Discrete(3)
@@ -69,7 +69,7 @@ class Acrobot(compiled.Env):
     def step(state: Any, action: Any, rng: Any) -> Any:
         torque = action - 1.0
         half = DT / 2.0
-        # Four slopes of a Runge-Kutta step: v of the angles, a of the speeds.
+        # Four slopes of a Runge-Kutta step: v are those of the angles, a those of the speeds.
         t1, t2, v1, v2 = state.theta1, state.theta2, state.omega1, state.omega2
         a1, a2 = accelerations(t1, t2, v1, v2, torque)
         v1b, v2b = v1 + half * a1, v2 + half * a2
@@ -85,7 +85,7 @@ class Acrobot(compiled.Env):
         state.omega1 = min(max(combined(v1, a1, a1b, a1c, a1d), -MAX_OMEGA_1), MAX_OMEGA_1)
         state.omega2 = min(max(combined(v2, a2, a2b, a2c, a2d), -MAX_OMEGA_2), MAX_OMEGA_2)
 
-        # With the first link below the bar the second cannot reach it, and most often the first one is.
+        # While the first link hangs below the bar, which is most often so, the second cannot reach it.
         terminated = abs(theta1) > 1.5 and -math.cos(theta1) - math.cos(theta2 + theta1) > 1.0
         return 0.0 if terminated else -1.0, terminated
 

@@ -1,4 +1,4 @@
-"""Blackjack-v1: draw cards up to 21 and not beyond, and have more than the dealer."""
+"""Blackjack-v1: draw cards up to a sum of 21, and have more than the dealer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def has_usable_ace(total: int, ace: bool) -> Any:
 
 @compiled.function
 def worth(total: int, ace: bool) -> Any:
-    """Return what a hand counts, given its sum with aces as 1."""
+    """Return the value of a hand, given its sum with aces as 1."""
     return total + 10 if has_usable_ace(total, ace) else total
 
 
 class Blackjack(compiled.Env):
-    """As Gymnasium's, with the defaults of its id.
+    """Gymnasium's Blackjack, with the defaults of its id.
 
     Args:
-        natural: whether a win with an ace and a ten at first pays 1.5; not with `sab`.
+        natural: whether a win with an ace and a ten as first cards pays 1.5; it has no effect with `sab`.
         sab: whether a natural wins unless the dealer has one too, as in Sutton and Barto's book.
     """
 

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
-from shoal.compiled.library.drawing import fill
+from shoal.compiled.library.helpers import fill
 
 __all__ = ["Bricks"]
 
@@ -20,7 +20,7 @@ WALL_BOTTOM = WALL_TOP + ROWS * BRICK_HEIGHT
 BALL = 2
 PADDLE_ROW, PADDLE_HEIGHT, PADDLE_WIDTH = 60, 2, 10
 PADDLE_SPEED = 2
-MAX_SLANT = 1.5  # columns of a step, where the ball meets the end of the paddle
+MAX_SLANT = 1.5  # columns of a step, if the ball hits an end of the paddle
 LIVES = 3
 BRICK_SHADE, BRICK_SHADE_STEP, PADDLE_SHADE, BALL_SHADE = 80, 16, 200, 255
 
@@ -48,9 +48,9 @@ def hits_brick(state: Any, row: float, column: float) -> Any:
 
 
 class Bricks(compiled.Env):
-    """A point for each brick, over when three balls are lost or all bricks are gone.
+    """Each brick gives a point. The episode ends when three balls are lost or all bricks are gone.
 
-    The ball leaves the paddle the more slanted, the farther from its middle they meet, and falls faster with each
+    The farther from the paddle's middle the ball hits it, the more slanted it flies on. It gets faster with each
     quarter of the wall that is gone. Observations are the screen in shades of grey. Actions: stay, left, right.
     """
 
@@ -81,7 +81,7 @@ class Bricks(compiled.Env):
         speed = 1.0 + 0.25 * ((ROWS * COLUMNS - state.left) * 4 // (ROWS * COLUMNS))
         reward = 0.0
 
-        # One direction after the other, so that it is known which side of a brick was hit.
+        # The ball moves in one direction after the other, so that it is known which side of a brick was hit.
         column = state.ball_column + state.right
         if column < 0.0 or column > SIZE - BALL:
             state.right = -state.right
@@ -119,7 +119,7 @@ class Bricks(compiled.Env):
             for j in range(COLUMNS):
                 if state.bricks[i, j] == 1:
                     top, first, shade = WALL_TOP + i * BRICK_HEIGHT, j * BRICK_WIDTH, BRICK_SHADE + i * BRICK_SHADE_STEP
-                    # A dark line below each and to its right, so that bricks can be told apart.
+                    # A dark line below each brick and to its right keeps it apart from the next.
                     fill(obs, top, first, BRICK_HEIGHT - 1, BRICK_WIDTH - 1, shade)
         fill(obs, PADDLE_ROW, state.paddle, PADDLE_HEIGHT, PADDLE_WIDTH, PADDLE_SHADE)
         fill(obs, int(state.ball_row), int(state.ball_column), BALL, BALL, BALL_SHADE)

@@ -21,7 +21,7 @@ HIGH = np.array([2 * X_LIMIT, np.inf, 2 * THETA_LIMIT, np.inf], np.float32)
 
 
 class CartPole(compiled.Env):
-    """As Gymnasium's. `length` is half the pole's; with `sutton_barto_reward` 0 for a step and -1 for the last."""
+    """Gymnasium's CartPole. `length` is half of the pole's. `sutton_barto_reward`: 0 for a step, -1 for the last."""
 
     observation_space = spaces.Box(-HIGH, HIGH, dtype=np.float32)
     action_space = spaces.Discrete(2)

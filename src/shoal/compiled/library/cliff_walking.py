@@ -1,4 +1,4 @@
-"""CliffWalking-v1: walk along a cliff to the goal; who steps over the edge begins anew, at a price."""
+"""CliffWalking-v1: walk along a cliff to the goal; a step over the edge costs 100, and leads back to the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOAL = ROWS * COLUMNS - 1
 
 
 class CliffWalking(compiled.Env):
-    """As Gymnasium's; where it is slippery, a step goes to either side as often as ahead."""
+    """Gymnasium's CliffWalking; if it is slippery, a step goes to either side as often as ahead."""
 
     observation_space = spaces.Discrete(ROWS * COLUMNS)
     action_space = spaces.Discrete(4)

@@ -31,13 +31,13 @@ def board_of(desc: Any) -> Any:
 
 
 class FrozenLake(compiled.Env):
-    """As Gymnasium's, with its arguments.
+    """Gymnasium's FrozenLake, with its arguments.
 
     Args:
-        desc: rows of S (start), F (frozen), H (hole) and G (goal); by default the map of the name `map_name`.
+        desc: rows of S (start), F (frozen), H (hole) and G (goal); by default the map that `map_name` names.
         map_name: "4x4" or "8x8".
         is_slippery: whether a step may go to either side.
-        success_rate: how often it goes ahead all the same.
+        success_rate: how often it goes ahead if the ice is slippery.
         reward_schedule: the rewards for reaching a goal, a hole, and anything else.
     """
 

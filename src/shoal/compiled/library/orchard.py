@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
-from shoal.compiled.library.drawing import fill
+from shoal.compiled.library.helpers import fill
 
 __all__ = ["Orchard"]
 
@@ -20,7 +20,7 @@ APPLE_SHADE, OTHER_SHADE, OWN_SHADE = 90, 170, 255
 
 @compiled.function
 def apples_around(apples: Any, row: int, column: int) -> Any:
-    """Count those in the eight cells around one."""
+    """Count the apples in the eight cells around a cell."""
     found = 0
     for i in range(max(row - 1, 0), min(row + 2, SIDE)):
         for j in range(max(column - 1, 0), min(column + 2, SIDE)):
@@ -30,7 +30,7 @@ def apples_around(apples: Any, row: int, column: int) -> Any:
 
 @compiled.function
 def is_taken(state: Any, row: int, column: int) -> Any:
-    """Say whether somebody stands in a cell."""
+    """Say whether an agent stands in a cell."""
     for k in range(len(state.row)):  # noqa: SIM110, a compiler has no any()
         if state.row[k] == row and state.column[k] == column:
             return True
@@ -38,14 +38,14 @@ def is_taken(state: Any, row: int, column: int) -> Any:
 
 
 class Orchard(compiled.Env):
-    """A point for each apple; over for all when none is left, as none can grow any more.
+    """Each apple gives a point. The episode ends for all when none is left, because none can grow any more.
 
-    Nobody can step where somebody stands, and who moves first changes from step to step. An apple grows in an empty
-    cell the sooner, the more apples are around it, so who takes all of them soon has none. Observations are the orchard
-    in shades of grey, one's own place the brightest. Actions: stay, up, right, down, left.
+    An agent cannot step into a cell with another one, and each step another agent moves first. The more apples are
+    around an empty cell, the sooner one grows in it: agents that take all apples soon have none. Observations are the
+    orchard in shades of grey; the agent's own place is the brightest. Actions: stay, up, right, down, left.
 
     Args:
-        num_agents: how many pick.
+        num_agents: how many agents pick.
     """
 
     num_agents = 4
@@ -67,11 +67,11 @@ class Orchard(compiled.Env):
         agents = len(state.row)
         for k in range(agents):
             state.row[k] = compiled.integer(rng, 0, SIDE)
-            state.column[k] = (k * SIDE) // agents  # a column for each, so that nobody shares a cell
+            state.column[k] = (k * SIDE) // agents  # a column for each agent, so that no two share a cell
         state.left = 0
         for i in range(SIDE):
             for j in range(SIDE):
-                # Trees stand in a grid, with room to walk between them.
+                # Trees form a grid, with room to walk between them.
                 grows = i % 4 != 0 and j % 4 != 0 and compiled.uniform(rng) < 0.5 and not is_taken(state, i, j)
                 state.apples[i, j] = 1 if grows else 0
                 state.left += 1 if grows else 0

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from shoal import compiled
-from shoal.compiled.library.rounding import square, square_single
+from shoal.compiled.library.helpers import square, square_single
 
 __all__ = ["Pendulum"]
 
@@ -22,7 +22,7 @@ HIGH = np.array([1.0, 1.0, MAX_SPEED], np.float32)
 
 
 class Pendulum(compiled.Env):
-    """As Gymnasium's; `g` is the gravity."""
+    """Gymnasium's Pendulum; `g` is the gravity."""
 
     observation_space = spaces.Box(-HIGH, HIGH, dtype=np.float32)
     action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)

@@ -32,7 +32,7 @@ RIGHT_OF = np.array([WEST, EAST, SOUTH, NORTH])
 
 @compiled.function
 def may_drive(row: int, column: int, direction: int) -> Any:
-    """Say whether neither wall nor edge is in the way."""
+    """Say whether neither a wall nor the edge is in the way."""
     if direction == SOUTH:
         return row < SIZE - 1
     if direction == NORTH:
@@ -52,13 +52,13 @@ def place_at(row: int, column: int) -> int:
 
 
 class Taxi(compiled.Env):
-    """As Gymnasium's Taxi-v4, which is its Taxi-v3 but for the two options of chance.
+    """Gymnasium's Taxi-v4, which is its Taxi-v3 with two options of chance.
 
     Args:
         is_rainy: whether the taxi may skid to either side.
         fickle_passenger: whether passengers may change their mind, once, on the first move after they got in.
-        rainy_probability: how often a taxi goes ahead in the rain.
-        fickle_probability: how many passengers change their mind.
+        rainy_probability: how often the taxi goes ahead in the rain.
+        fickle_probability: what part of the passengers changes its mind.
     """
 
     observation_space = spaces.Discrete(500)

@@ -1,4 +1,8 @@
-"""Stepping inside of JAX functions: the envs of any pool by `bind`, envs that are JAX functions by `functional`."""
+"""Steps inside JAX functions: `bind` for the envs of any pool, `functional` for envs that are JAX functions themselves.
+
+The package may import what `shoal.graph` may, and JAX. Read `bind` first for the former; for the latter `functional`,
+then `protocols`, which reads envs in the styles of gymnax, Brax and Gymnasium. `pool_envs` is `backend="jax"`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The envs of a pool as JAX functions: `recv`, `send`, `step` and `reset` that stay where they are under `jit`."""
+"""The envs of a pool as JAX functions: `recv`, `send`, `step` and `reset`, which `jit` keeps in their order."""
 
 from __future__ import annotations
 
@@ -17,49 +17,26 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 from jax.experimental.buffer_callback import buffer_callback
 
-from shoal.errors import BadAction, BadCall, PoolClosed
+from shoal.errors import BadCall, PoolClosed
 from shoal.graph import host
-from shoal.graph.host import Arrays, GraphHost, kept_errors
-from shoal.spaces.leaves import get_path
+from shoal.graph.host import Arrays, GraphHost, Received, kept_errors
 
-__all__ = ["Binding", "Step", "bind", "jit", "own_errors"]
+__all__ = ["Binding", "bind", "jit", "own_errors"]
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 _shape: Any = jax.ShapeDtypeStruct
 _barrier: Any = jax.effects_barrier
 
-# JAX hands a callback its arguments as arrays of its own, and copies large ones in a thread of the pool that runs the
-# graph: on one core, that is the thread which waits for them. Small ones it copies at once.
+# JAX gives a callback its arguments as arrays of its own. It copies small ones at once, and large ones in a thread of
+# the pool that runs the graph: on one core, that thread is the one that waits for the copy. So large ones go in pieces.
 _PIECE = 64 << 10
-
-
-class Step(NamedTuple):
-    """The answers of some envs, one row each, in ascending order of env id.
-
-    Attributes:
-        obs: array [n, ...], or dicts and tuples of such as the space is nested; 64 bits become 32 unless JAX has them.
-        reward: float32 [n].
-        terminated, truncated: bool [n].
-        env_id: int32 [n].
-    """
-
-    obs: Any
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    env_id: jax.Array
-
-    @property
-    def done(self) -> jax.Array:
-        """Bool [n], True where an episode ended."""
-        return self.terminated | self.truncated
 
 
 class _Four(NamedTuple):
     handle: jax.Array
-    recv: Callable[[Any], tuple[jax.Array, Step]]
+    recv: Callable[[Any], tuple[jax.Array, Received]]
     send: Callable[..., jax.Array]
-    step: Callable[[Any, Any], tuple[jax.Array, Step]]
+    step: Callable[[Any, Any], tuple[jax.Array, Received]]
 
 
 class Binding(_Four):
@@ -80,14 +57,14 @@ class Binding(_Four):
 def bind(envs: Any, *, ordered: bool | None = None) -> Binding:
     """Make the envs of a pool part of JAX functions, compiled or not: inside `jit`, `scan`, `fori_loop`, `cond`.
 
-    Nothing that is called is left out, whether its results are used or not, and nothing is called twice. No gradient
-    goes through envs. `vmap` is refused: `num_envs` is the batch.
+    Each call is carried out exactly once, whether its results are used or not. No gradient goes through envs. `vmap`
+    is refused: `num_envs` is the batch.
 
     Args:
-        envs: a Pool, or what stands on one, such as a vector env of `shoal.make`.
-        ordered: how calls are kept in their order. False: by the handle alone, which each call takes and returns, and
-            which says how many there were. One that was used before is refused, except by `reset`, and by the first
-            call after an error. That is for JAX on the CPU, where it is the default. True: by JAX's own ordered
+        envs: a Pool, or an object that has one as `pool`, such as a vector env of `shoal.make`.
+        ordered: how calls are kept in their order. False: by the handle alone, which counts the calls; each call takes
+            one and returns the next. A handle that was used before is refused, except by `reset`, and by the first
+            call after an error. That is the default on the CPU, and works only there. True: by JAX's own ordered
             callbacks, the default elsewhere, which cost 60 microseconds more.
 
     Example:
@@ -102,7 +79,8 @@ def bind(envs: Any, *, ordered: bool | None = None) -> Binding:
             return jax.lax.scan(one, (handle, obs), length=128)
     """
     by_jax = jax.default_backend() != "cpu" if ordered is None else ordered
-    graph = _Graph(_CopiedHost(envs, _canonical), _OrderedCalls() if by_jax else _ThreadedCalls())
+    # JAX copies what a callback returns before it goes on.
+    graph = _Graph(GraphHost(envs, _canonical, keeps=False), _OrderedCalls() if by_jax else _ThreadedCalls())
     binding = Binding(jnp.zeros((), jnp.uint32), graph.recv, graph.send, graph.step)
     binding.reset = graph.reset
     return binding
@@ -120,7 +98,7 @@ class _Graph:
         self._host, self._calls = one, calls
         self._id_type = _canonical(np.dtype(np.int64))
 
-    def step(self, handle: Any, actions: Any) -> tuple[jax.Array, Step]:
+    def step(self, handle: Any, actions: Any) -> tuple[jax.Array, Received]:
         """Step all envs and wait for them."""
         count = self._host.num_envs
         handle, values = _alone(handle, self._flat(actions))
@@ -134,7 +112,7 @@ class _Graph:
         sent, _ = self._calls.call(self._callback("_send" if ids else "_send_all"), (), handle, values)
         return sent
 
-    def recv(self, handle: Any) -> tuple[jax.Array, Step]:
+    def recv(self, handle: Any) -> tuple[jax.Array, Received]:
         """Wait for the next `batch_size` envs that are done."""
         count = self._host.pool.batch_size
         handle, _ = _alone(handle, [])
@@ -143,7 +121,7 @@ class _Graph:
         return handle, self._told(answer, ids)
 
     def reset(self, handle: Any, seed: Any = None, env_id: Any = None) -> tuple[jax.Array, Any]:
-        """Reset these envs, all by default, and wait for them; what is pending of theirs is dropped."""
+        """Reset these envs, all by default, and wait for them; steps of theirs under way are dropped."""
         traced = isinstance(seed, jax.core.Tracer)
         given = {
             "seed": jnp.asarray(seed) if traced else None,
@@ -185,13 +163,7 @@ class _Graph:
     # ---- shapes ------------------------------------------------------------------------------------------------
 
     def _flat(self, actions: Any) -> list[Any]:
-        try:
-            flat = self._host.flat_actions(actions)
-        except (KeyError, IndexError, TypeError) as error:
-            raise BadAction(
-                f"expected actions that are nested as {self._host.action_space}, found {jax.tree.structure(actions)}"
-            ) from error
-        return [jax.lax.stop_gradient(jnp.asarray(value)) for value in flat]
+        return [jax.lax.stop_gradient(jnp.asarray(value)) for value in self._host.flat_actions(actions)]
 
     def _answers(self, count: int) -> Shapes:
         kinds = zip(self._host.obs_leaves, self._host.obs_types, strict=True)
@@ -201,40 +173,21 @@ class _Graph:
             *[_shape((count,), np.bool_)] * 2,
         )
 
-    def _told(self, answer: Sequence[jax.Array], ids: jax.Array) -> Step:
+    def _told(self, answer: Sequence[jax.Array], ids: jax.Array) -> Received:
         *obs, reward, terminated, truncated = answer
-        return Step(self._host.nest(obs), reward, terminated, truncated, ids)
-
-
-class _CopiedHost(GraphHost):
-    """A host whose answers are copied by JAX before the callback has returned: they may be the pool's own arrays."""
-
-    def step(self, *actions: Any) -> Arrays:
-        """Step all envs with the leaves of an action."""
-        try:
-            return self.exchange(actions)
-        except BaseException as error:  # the context alone would cost every step as much as its answer
-            with kept_errors():
-                raise error
-
-    def _answer(self, ready: Any) -> Arrays:
-        obs, reward, terminated, truncated = self.pool.data.take_step(ready)
-        leaves = (obs,) if self._one_obs else tuple(get_path(obs, leaf.path) for leaf in self.obs_leaves)
-        if self._casts:
-            leaves = tuple(leaf.astype(kind, copy=False) for leaf, kind in zip(leaves, self.obs_types, strict=True))
-        return (*leaves, reward.astype(np.float32), terminated, truncated)
+        return Received(self._host.nest(obs), reward, terminated, truncated, ids)
 
 
 @dataclass(frozen=True)
 class _Callback:
-    """A method of a graph, for JAX, which keeps callbacks for ever: it must not keep the envs.
+    """A callback that calls a method of a graph. JAX keeps callbacks for ever, so this one does not keep the envs.
 
-    Two that do the same are equal, so that JAX compiles them once.
+    Two callbacks of the same method are equal, so that JAX compiles them once.
     """
 
     graph: weakref.ref[_Graph]
     name: str
-    names: tuple[str, ...]  # of the arguments, where there are several kinds
+    names: tuple[str, ...]  # which arguments the values are, where that differs from call to call
 
     def __call__(self, *values: Any) -> Any:
         graph = self.graph()
@@ -245,7 +198,7 @@ class _Callback:
 
 
 def _seed_words(seed: Any) -> Any:
-    """A seed, or a list of such and None, as uint32 [..., 3]: whether there is one, its low and its high word."""
+    """Write a seed, or a list of seeds and None, as uint32 [..., 3]: whether there is one, its low and high word."""
     one = np.ndim(seed) == 0
     rows = []
     for value in [seed] if one else seed:
@@ -257,7 +210,7 @@ def _seed_words(seed: Any) -> Any:
 
 
 def _seed_of(words: list[Any]) -> Any:
-    """The counterpart."""
+    """Read what `_seed_words` has written."""
     if words and isinstance(words[0], list):
         return [_seed_of(row) for row in words]
     given, low, high = words
@@ -266,7 +219,7 @@ def _seed_of(words: list[Any]) -> Any:
 
 @custom_vmap
 def _alone(handle: Any, values: list[Any]) -> tuple[Any, list[Any]]:
-    """Lets its arguments through, but not into a `vmap`."""
+    """Return the arguments, unless this is inside a `vmap`, which is refused."""
     return handle, values
 
 
@@ -274,7 +227,7 @@ def _alone(handle: Any, values: list[Any]) -> tuple[Any, list[Any]]:
 def _refuse(axis_size: int, in_batched: Any, handle: Any, values: Any) -> Any:
     raise BadCall(
         f"vmap over the envs of a pool would step them {axis_size} times, one after the other: make the pool larger "
-        "instead, whose num_envs is the batch"
+        "instead: its num_envs is the batch"
     )
 
 
@@ -282,7 +235,7 @@ def _refuse(axis_size: int, in_batched: Any, handle: Any, values: Any) -> Any:
 
 
 class _OrderedCalls:
-    """Callbacks in the order of the program, by JAX's own tokens."""
+    """Makes callbacks in the order of the program, by JAX's own tokens."""
 
     def call(
         self, function: Any, shapes: Shapes, handle: Any, values: list[Any], begins: bool = False
@@ -298,12 +251,12 @@ class _OrderedCalls:
 
 
 class _ThreadedCalls:
-    """Callbacks in the order of their handles, in the graph's own memory: an order without tokens, and no copies."""
+    """Makes callbacks in the order of their handles, without tokens, that write into the graph's own memory."""
 
     def __init__(self) -> None:
         if jax.default_backend() != "cpu":
             raise BadCall(f"ordered=False is for JAX on the CPU, and this is {jax.default_backend()}: leave it out")
-        self.count: int | None = 0  # calls so far; None after an error, when nobody can know the next handle
+        self.count: int | None = 0  # calls so far; None after an error, when the next handle is not known
 
     def call(
         self, function: Any, shapes: Shapes, handle: Any, values: list[Any], begins: bool = False
@@ -339,7 +292,7 @@ class _InPlace(NamedTuple):
 
 
 class _Joined(NamedTuple):
-    """A callback some of whose arguments arrive in pieces."""
+    """A callback that puts arguments together which arrive in pieces."""
 
     function: Callable[..., Any]
     parts: tuple[tuple[int, tuple[int, ...]], ...]
@@ -355,7 +308,7 @@ class _Joined(NamedTuple):
 
 
 def _cut(value: jax.Array) -> list[jax.Array]:
-    """In pieces that are small enough, flat where there are several."""
+    """Cut an array into pieces that are small enough; they are flat if there are several."""
     count = -(-value.size * value.dtype.itemsize // _PIECE)
     return [value] if count <= 1 else jnp.array_split(value.reshape(-1), count)
 
@@ -365,7 +318,7 @@ def _cut(value: jax.Array) -> list[jax.Array]:
 
 @contextlib.contextmanager
 def own_errors() -> Iterator[None]:
-    """Around calls of compiled functions with envs in them: waits for the envs, and raises their own errors.
+    """Wait for the envs in the compiled functions that are called inside, and raise the envs' own errors.
 
     Example:
         with shoal.graph.jax.own_errors():
@@ -383,8 +336,8 @@ def own_errors() -> Iterator[None]:
 def _forget_failed_effects() -> None:
     """Let later calls go on.
 
-    JAX hands the token of the last call with an ordered effect to the next one. That of a failed call fails all
-    later ones with the same error, and the barrier stops at it before it has let go of it. Nothing public drops it.
+    JAX gives the token of the last call with an ordered effect to the next one. The token of a failed call makes all
+    later ones fail with the same error. The barrier does not drop it, and no public function of JAX does.
     """
     try:
         _barrier()
@@ -396,10 +349,11 @@ def _forget_failed_effects() -> None:
 
 
 def jit(function: Any = None, **options: Any) -> Any:
-    """`jax.jit` for functions with envs in them: a call waits for the envs, and raises their own errors.
+    """Compile a function with envs in it by `jax.jit`: a call waits for the envs, and raises their own errors.
 
     Args:
-        options: those of `jax.jit`. Left with these alone, it is a decorator.
+        function: without it, `jit(**options)` is a decorator.
+        options: those of `jax.jit`.
     """
     if function is None:
         return functools.partial(jit, **options)

@@ -1,7 +1,7 @@
 """Functional JAX envs in batches: pure functions over a state that never leaves the device.
 
 One lane is one env. All functions of a `BatchedFunctionalEnv` are pure: they can be jitted, scanned, mapped and
-differentiated, and called as they are they compile themselves once.
+differentiated. A call outside of `jit` compiles the function, once.
 
 What an env draws depends on its lane's key, the number of the episode and that of the step, and on nothing else: not on
 how many lanes there are, nor on what the others do.
@@ -10,7 +10,7 @@ how many lanes there are, nor on what the others do.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,126 +18,31 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import BadCall, CannotSnapshot
+from shoal.graph.jax.options import FunctionalOptions, check_one_of
 from shoal.graph.jax.protocols import Lane, read_leaf
 from shoal.graph.jax.random_numbers import FAST, draw, is_int, whole_seed, words_of
+from shoal.graph.jax.records import COLLECTED, FunctionalState, FunctionalStep, RolloutSummary, Spare, Trajectory
 from shoal.graph.jax.trees import key_data, named, restored, shaped, where, zeros
 from shoal.spaces.leaves import assemble
 
-__all__ = ["BatchedFunctionalEnv", "EnvState", "Spare", "Step", "Summary", "Trajectory", "functional"]
+__all__ = ["BatchedFunctionalEnv", "functional"]
 
-Autoreset = Literal["next_step", "same_step", "disabled"]
-Rng = Literal["threefry", "fast"]
-Resets = Literal["auto", "prepared", "fused"]
 Policy = Callable[[Any, Any, jax.Array], Any]
 Tree = Any  # arrays, nested
+Stepped = tuple[FunctionalState, FunctionalStep]
+Begun = tuple[FunctionalState, Tree]
 
 _TERMINATED, _TRUNCATED = 1, 2
-_POLICY_STREAM = 0x7FFFFFFF  # of the first lane's key: an episode's own streams are counted from 0
-
-
-class Spare(NamedTuple):
-    """The start of each lane's next episode, computed for all lanes at once and before most of them need it.
-
-    Attributes:
-        inner, obs: as in EnvState.
-        fresh: bool [n], False where the lane has used it up.
-    """
-
-    inner: Tree
-    obs: Tree
-    fresh: jax.Array
-
-
-class EnvState(NamedTuple):
-    """All that the envs are, as a pytree; n is the number of lanes.
-
-    Attributes:
-        inner: the envs' own states, [n, ...].
-        obs: the last observations, [n, ...], nested as the observation space is.
-        keys: typed keys [n], one for each lane's whole life.
-        episode: int32 [n], from 0 since the lane was seeded.
-        steps: int32 [n], of the running episode.
-        over: uint8 [n], 0 while the episode runs; 1 terminated, 2 truncated, 3 both, until the lane is reset.
-        rollouts: int32 [n], how many there were, the same for all lanes: random actions are others in each.
-        spare: None, or see `BatchedFunctionalEnv.prepare`.
-    """
-
-    inner: Tree
-    obs: Tree
-    keys: jax.Array
-    episode: jax.Array
-    steps: jax.Array
-    over: jax.Array
-    rollouts: jax.Array
-    spare: Spare | None = None
-
-
-class Step(NamedTuple):
-    """What the envs answer.
-
-    Attributes:
-        obs: [n, ...].
-        reward: float32 [n].
-        terminated, truncated: bool [n].
-        began: bool [n], True where `obs` is the first of an episode.
-        final_obs: None, and under `autoreset="same_step"` what `obs` would have been without the reset, [n, ...].
-        info: the env's own, [n, ...]; zeros where a lane was reset instead of stepped.
-    """
-
-    obs: Tree
-    reward: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    began: jax.Array
-    final_obs: Tree
-    info: Tree
-
-
-class Summary(NamedTuple):
-    """Sums over a rollout, one for each lane.
-
-    Attributes:
-        reward: float32 [n].
-        episodes: int32 [n], how many ended.
-        steps: int32 [n], those of the env; a reset in place of a step is none.
-    """
-
-    reward: jax.Array
-    episodes: jax.Array
-    steps: jax.Array
-
-
-class Trajectory(NamedTuple):
-    """A rollout of T steps: arrays [T, n, ...], or None for what was not collected.
-
-    Attributes:
-        obs: what the policy saw, before the step.
-        action: what it did.
-        reward, terminated, truncated, began, final_obs, info: what came of it, see Step.
-        summary: always there.
-    """
-
-    obs: Tree
-    action: Tree
-    reward: jax.Array | None
-    terminated: jax.Array | None
-    truncated: jax.Array | None
-    began: jax.Array | None
-    final_obs: Tree
-    info: Tree
-    summary: Summary
-
-
-_COLLECTED = tuple(name for name in Trajectory._fields if name != "summary")
+_POLICY_STREAM = 0x7FFFFFFF  # of the first lane's key: the streams of episodes are counted from 0
 
 
 class BatchedFunctionalEnv:
     """Many copies of one functional env.
 
-    The env speaks one of three protocols, told apart by what it has:
+    The env has one of three protocols, which Shoal recognises by its methods:
 
     - Gymnasium's FuncEnv: `initial`, `transition`, `observation`, `reward`, `terminal`; `observation_space` and
-      `action_space`. What is random in the four after `initial` gets a key of its own each.
+      `action_space`. Each of the four after `initial` gets a key of its own.
     - Brax: `reset(key) -> state` and `step(state, action) -> state`, where a state has `obs`, `reward`, `done`,
       `metrics` and `info`; `action_size`, or an `action_space`. `info["truncation"]` tells truncation from termination.
     - gymnax, and classes of your own: `reset_env(key, params) -> obs, state` and `step_env(key, state, action, params)
@@ -149,47 +54,24 @@ class BatchedFunctionalEnv:
     Args:
         env: the env.
         num_envs: how many lanes.
-        autoreset: what becomes of a lane whose episode is over. "next_step": its next step is a reset; "same_step": it
-            is reset at once; "disabled": it stays as it is, with reward 0, until `reset_rows`.
-        params: of the env; its default ones if None.
-        max_episode_steps: truncates episodes, beside what the env does itself.
-        rng: "threefry", JAX's own, or "fast": a hash with a fifth of its cost, good enough for starts and noise. It
-            reaches all that the env draws by `jax.random`.
-        resets: "fused": the start of a new episode is computed in every step, for all lanes, and mostly thrown away;
-            "prepared": only when a lane needs one, and in rollouts for all lanes at once, ahead. "auto" is "prepared"
-            on CPUs and "fused" elsewhere.
+        autoreset, options: see FunctionalOptions.
 
     Attributes:
         observation_space, action_space: of one env, as Gymnasium spaces.
 
     Raises:
-        BadEnv: it speaks none of the protocols, or has a space that has no arrays.
+        BadCall: an option has a value that it cannot have.
+        BadEnv: it has none of the protocols, or a space that has no arrays.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        num_envs: int,
-        autoreset: Autoreset = "next_step",
-        params: Any = None,
-        max_episode_steps: int | None = None,
-        rng: Rng = "threefry",
-        resets: Resets = "auto",
-    ):
-        _one_of("autoreset", autoreset, get_args(Autoreset))
-        _one_of("rng", rng, get_args(Rng))
-        _one_of("resets", resets, get_args(Resets))
+    def __init__(self, env: Any, num_envs: int, autoreset: Any = "next_step", **options: Any):
         if num_envs < 1:
             raise BadCall(f"num_envs: expected at least 1, found {num_envs}")
-        if max_episode_steps is not None and max_episode_steps < 1:
-            raise BadCall(f"max_episode_steps: expected at least 1 or None, found {max_episode_steps}")
-        self.env, self.num_envs, self.autoreset, self.rng = env, num_envs, autoreset, rng
-        self.max_episode_steps = max_episode_steps
-        self.resets = resets if resets != "auto" else "prepared" if jax.default_backend() == "cpu" else "fused"
-        self._impl = FAST if rng == "fast" else "threefry2x32"
-        lane = Lane(env, params, jax.eval_shape(lambda: jax.random.key(0, impl=self._impl)))
-        self._lane = lane
-        self.observation_space, self.action_space = lane.observation_space, lane.action_space
+        self.env, self.num_envs, self.options = env, num_envs, FunctionalOptions(autoreset, **options)
+        self.autoreset, self.rng = self.options.autoreset, self.options.rng
+        self._impl = FAST if self.rng == "fast" else "threefry2x32"
+        self._lane = Lane(env, self.options.params, jax.eval_shape(lambda: jax.random.key(0, impl=self._impl)))
+        self.observation_space, self.action_space = self._lane.observation_space, self._lane.action_space
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     def __repr__(self) -> str:
@@ -197,7 +79,7 @@ class BatchedFunctionalEnv:
 
     # ---- pure functions ----------------------------------------------------------------------------------------
 
-    def init(self, seed: Any = 0) -> tuple[EnvState, Tree]:
+    def init(self, seed: Any = 0) -> Begun:
         """Begin the first episode of all lanes.
 
         Args:
@@ -207,22 +89,24 @@ class BatchedFunctionalEnv:
             The state and the first observations.
         """
         words = words_of(np.asarray(whole_seed(seed))) if is_int(seed) else seed
-        begun: tuple[EnvState, Tree] = self._call("_init", words)
+        begun: Begun = self._call("_init", words)
         return begun
 
-    def step(self, state: EnvState, action: Tree, mask: Any = None, last: Step | None = None) -> tuple[EnvState, Step]:
+    def step(
+        self, state: FunctionalState, action: Tree, mask: Any = None, last: FunctionalStep | None = None
+    ) -> Stepped:
         """Step the lanes, or reset those that are due for it.
 
         Args:
-            action: [n, ...], nested as the action space is; of no effect where a lane is reset.
-            mask: bool [n], only lanes where it is True move.
-            last: the last answer, which the lanes that do not move repeat. Without it they answer with their last
-                observation, reward 0 and False.
+            action: [n, ...], nested as the action space is; it has no effect where a lane is reset.
+            mask: bool [n], only lanes where it is True are stepped.
+            last: the last answer, which the other lanes repeat. Without it they answer with their last observation,
+                reward 0 and False.
         """
-        stepped: tuple[EnvState, Step] = self._call("_masked_step", state, self._read(action), mask, last)
+        stepped: Stepped = self._call("_masked_step", state, self._read(action), mask, last)
         return stepped
 
-    def reset_rows(self, state: EnvState, mask: Any, seeds: Any = None, seeded: Any = None) -> tuple[EnvState, Tree]:
+    def reset_rows(self, state: FunctionalState, mask: Any, seeds: Any = None, seeded: Any = None) -> Begun:
         """Begin a new episode in the lanes where `mask` is True.
 
         Args:
@@ -237,48 +121,48 @@ class BatchedFunctionalEnv:
         words = None if seeds is None else words_of(seeds)
         if words is not None and words.shape != (self.num_envs, 2):
             raise BadCall(f"seeds: expected {self.num_envs}, one for each lane, found {len(words)}")
-        begun: tuple[EnvState, Tree] = self._call("_reset_rows", state, jnp.asarray(mask, bool), words, seeded)
+        begun: Begun = self._call("_reset_rows", state, jnp.asarray(mask, bool), words, seeded)
         return begun
 
     def rollout(
         self,
-        state: EnvState,
+        state: FunctionalState,
         policy: Policy | None,
         steps: int,
         policy_params: Any = None,
         key: jax.Array | None = None,
         collect: bool | Sequence[str] = True,
         unroll: int = 1,
-    ) -> tuple[EnvState, Trajectory]:
+    ) -> tuple[FunctionalState, Trajectory]:
         """Take some steps in one `lax.scan`.
 
         Args:
             policy: `policy(policy_params, obs, key) -> action`, on batches; None for random actions.
             steps: how many.
-            key: for the policy, which gets another one in each step; if None it is derived from the state. Random
-                actions of a lane do not depend on the number of lanes.
-            collect: names of what to keep of each step, see Trajectory; False for the sums alone.
+            key: for the policy, which gets another key in each step; by default it is derived from the state. The
+                random actions of a lane do not depend on the number of lanes.
+            collect: the names of the arrays to keep of each step, see Trajectory; False for the sums alone.
             unroll: steps in one pass of the loop.
         """
         if steps < 1:
             raise BadCall(f"steps: expected at least 1, found {steps}")
-        names = _COLLECTED if collect is True else () if collect is False else tuple(collect)
+        names = COLLECTED if collect is True else () if collect is False else tuple(collect)
         for name in names:
-            _one_of("collect", name, _COLLECTED)
+            check_one_of("collect", name, COLLECTED)
         static = {"policy": policy, "steps": steps, "collect": names, "unroll": unroll}
-        done: tuple[EnvState, Trajectory] = self._call("_rollout", state, policy_params, key, **static)
+        done: tuple[FunctionalState, Trajectory] = self._call("_rollout", state, policy_params, key, **static)
         return done
 
-    def prepare(self, state: EnvState) -> EnvState:
-        """Have the starts of new episodes in stock, for loops of your own around `step`; rollouts do so themselves.
+    def prepare(self, state: FunctionalState) -> FunctionalState:
+        """Let the state keep the starts of new episodes, for your own loops around `step`; rollouts do so themselves.
 
-        The state takes up twice the memory, and resets cost next to nothing where episodes are long: all lanes' starts
-        are computed at once when the first lane has none in stock.
+        The state takes twice the memory, and resets cost little where episodes are long: the starts of all lanes are
+        computed at once, when the first lane needs one that is not there.
         """
         return state._replace(spare=self._empty_spare(look=True))
 
     def sample(self, key: jax.Array) -> Tree:
-        """Random actions for all lanes, [n, ...], as the action space's own `sample` draws them."""
+        """Draw random actions for all lanes, [n, ...], as the action space's own `sample` does."""
         leaves = self._lane.action_leaves
         keys = [key] if len(leaves) == 1 else [jax.random.fold_in(key, i) for i in range(len(leaves))]
         draws = [draw(k, leaf, self.num_envs) for k, leaf in zip(keys, leaves, strict=True)]
@@ -286,16 +170,16 @@ class BatchedFunctionalEnv:
 
     # ---- plain data --------------------------------------------------------------------------------------------
 
-    def save(self, state: EnvState) -> dict[str, npt.NDArray[Any]]:
-        """The state as plain arrays by name, for files. `load` makes the state again, on any device."""
+    def save(self, state: FunctionalState) -> dict[str, npt.NDArray[Any]]:
+        """Return the state as plain arrays by name, for files. `load` makes the state again, on any device."""
         saved = {name: np.asarray(key_data(leaf)) for name, leaf in named(state._replace(spare=None))}
         return {"rng": np.array(self.rng), **saved}
 
-    def load(self, saved: dict[str, npt.NDArray[Any]]) -> EnvState:
-        """The counterpart of `save`.
+    def load(self, saved: dict[str, npt.NDArray[Any]]) -> FunctionalState:
+        """Make a state of what `save` returned.
 
         Raises:
-            CannotSnapshot: it is not of such envs, of another number of them, or of another `rng`.
+            CannotSnapshot: it was saved by other envs, another number of them, or another `rng`.
         """
         if str(saved.get("rng")) != self.rng:
             raise CannotSnapshot(f"the state does not fit: its rng is {saved.get('rng')}, and here it is {self.rng}")
@@ -304,26 +188,26 @@ class BatchedFunctionalEnv:
         if set(saved) != {*wanted, "rng"}:
             raise CannotSnapshot(f"the state does not fit: it differs in {sorted({*wanted, 'rng'} ^ set(saved))[:4]}")
         leaves = [restored(name, saved[name], leaf) for name, leaf in wanted.items()]
-        state: EnvState = jax.tree.unflatten(jax.tree.structure(template), leaves)
+        state: FunctionalState = jax.tree.unflatten(jax.tree.structure(template), leaves)
         return state
 
     # ---- how it is done ----------------------------------------------------------------------------------------
 
     def _call(self, name: str, *args: Any, **static: Any) -> Any:
-        """Inside of somebody's jit, just the function; else a compiled one, kept."""
+        """Call a function as it is while JAX traces, and a compiled version of it, which is kept, otherwise."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
             return getattr(self, name)(*args, **static)
         if name not in self._compiled:
             self._compiled[name] = jax.jit(getattr(self, name), static_argnames=tuple(static))
         return self._compiled[name](*args, **static)
 
-    def _init(self, seed: Any) -> tuple[EnvState, Tree]:
+    def _init(self, seed: Any) -> Begun:
         n = self.num_envs
         keys = jax.vmap(jax.random.fold_in, (None, 0))(self._root(seed), jnp.arange(n, dtype=jnp.uint32))
         episode = jnp.zeros(n, jnp.int32)
         inner, obs = self._begin(keys, episode)
         none = jnp.zeros(n, jnp.int32)
-        return EnvState(inner, obs, keys, episode, none, jnp.zeros(n, jnp.uint8), none), obs
+        return FunctionalState(inner, obs, keys, episode, none, jnp.zeros(n, jnp.uint8), none), obs
 
     def _root(self, seed: Any) -> jax.Array:
         if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
@@ -336,7 +220,7 @@ class BatchedFunctionalEnv:
         raise BadCall(f"seed: expected an int or a key of jax.random, found {seed.dtype} of shape {seed.shape}")
 
     def _key(self, words: Any) -> jax.Array:
-        """A key out of a seed's low and high word."""
+        """Make a key of a seed's low and high word."""
         key = jax.random.key(words[0], impl=self._impl)
         whole: jax.Array = where(words[1] != 0, jax.random.fold_in(key, words[1]), key)
         return whole
@@ -344,19 +228,20 @@ class BatchedFunctionalEnv:
     def _begin(self, keys: jax.Array, episode: jax.Array) -> tuple[Tree, Tree]:
         return jax.vmap(self._lane.start)(jax.vmap(jax.random.fold_in)(keys, 2 * episode))
 
-    def _advance(self, state: EnvState, action: Tree) -> Any:
-        # What is not used is not computed: an env without noise pays for no keys.
+    def _advance(self, state: FunctionalState, action: Tree) -> Any:
+        # JAX drops what is not used: an env without noise pays for no keys.
         keys = jax.vmap(jax.random.fold_in)(state.keys, 2 * state.episode + 1)
         keys = jax.vmap(jax.random.fold_in)(keys, state.steps)
         inner, obs, reward, terminated, truncated, info = jax.vmap(self._lane.advance)(keys, state.inner, action)
-        if self.max_episode_steps is not None:
-            truncated |= state.steps + 1 >= self.max_episode_steps
+        if self.options.max_episode_steps is not None:
+            truncated |= state.steps + 1 >= self.options.max_episode_steps
         return inner, obs, reward, terminated, truncated, info
 
-    def _step(self, state: EnvState, action: Tree, look: bool = True) -> tuple[EnvState, Step]:
-        """One step of all lanes; without `look`, nobody wants observations, and `state` has none."""
+    def _step(self, state: FunctionalState, action: Tree, look: bool = True) -> Stepped:
+        """Step all lanes; without `look`, observations are not needed, and `state` has none."""
         inner, obs, reward, terminated, truncated, info = self._advance(state, action)
         obs = obs if look else None
+        # The rules of autoreset have their model in shoal/envs/autoreset.py.
         stays = (state.over != 0) & (self.autoreset != "same_step")
         idle = jnp.zeros((), reward.dtype)
         reward, info = where(stays, idle, reward), where(stays, jax.tree.map(jnp.zeros_like, info), info)
@@ -366,7 +251,7 @@ class BatchedFunctionalEnv:
             truncated = where(stays, state.over & _TRUNCATED != 0, truncated)
             steps = state.steps + ~stays
             state = state._replace(inner=inner, obs=obs, steps=steps, over=_over(terminated, truncated))
-            return state, Step(obs, reward, terminated, truncated, jnp.zeros_like(stays), None, info)
+            return state, FunctionalStep(obs, reward, terminated, truncated, jnp.zeros_like(stays), None, info)
         if self.autoreset == "next_step":
             terminated, truncated = terminated & ~stays, truncated & ~stays
             due, final_obs, over = stays, None, _over(terminated, truncated)
@@ -375,18 +260,18 @@ class BatchedFunctionalEnv:
         start, spare = self._starts(state, due, look)
         inner, obs = where(due, start[0], inner), where(due, start[1] if look else None, obs)
         episode, steps = state.episode + due, where(due, jnp.zeros((), jnp.int32), state.steps + 1)
-        state = EnvState(inner, obs, state.keys, episode, steps, over, state.rollouts, spare)
-        return state, Step(obs, reward, terminated, truncated, due, final_obs, info)
+        state = FunctionalState(inner, obs, state.keys, episode, steps, over, state.rollouts, spare)
+        return state, FunctionalStep(obs, reward, terminated, truncated, due, final_obs, info)
 
-    def _starts(self, state: EnvState, due: jax.Array, look: bool) -> tuple[tuple[Tree, Tree], Spare | None]:
-        """The starts of the next episodes, right at least where they are due; and the stock without these."""
+    def _starts(self, state: FunctionalState, due: jax.Array, look: bool) -> tuple[tuple[Tree, Tree], Spare | None]:
+        """Return the starts of the next episodes, valid at least where they are due, and what is spare after that."""
 
         def begin() -> tuple[Tree, Tree]:
             inner, obs = self._begin(state.keys, state.episode + 1)
             return inner, obs if look else None
 
         spare = state.spare
-        if spare is None and self.resets == "fused":
+        if spare is None and not self.options.prepares:
             return begin(), None
         if spare is None:
             return jax.lax.cond(jnp.any(due), begin, lambda: zeros(jax.eval_shape(begin))), None
@@ -400,7 +285,7 @@ class BatchedFunctionalEnv:
         inner, obs = zeros(jax.eval_shape(self._begin, keys, shaped((self.num_envs,), np.int32)))
         return Spare(inner, obs if look else None, jnp.zeros(self.num_envs, bool))
 
-    def _masked_step(self, state: EnvState, action: Tree, mask: Any, last: Step | None) -> tuple[EnvState, Step]:
+    def _masked_step(self, state: FunctionalState, action: Tree, mask: Any, last: FunctionalStep | None) -> Stepped:
         after, answer = self._step(state, action)
         if mask is None:
             return after, answer
@@ -410,7 +295,7 @@ class BatchedFunctionalEnv:
             last = jax.tree.map(jnp.zeros_like, answer)._replace(obs=state.obs, final_obs=final_obs)
         return where(mask, after, state), where(mask, answer, last)
 
-    def _reset_rows(self, state: EnvState, mask: jax.Array, words: Any, seeded: Any) -> tuple[EnvState, Tree]:
+    def _reset_rows(self, state: FunctionalState, mask: jax.Array, words: Any, seeded: Any) -> Begun:
         keys, episode = state.keys, state.episode + mask
         if words is not None:
             anew = mask if seeded is None else mask & jnp.asarray(seeded, bool)
@@ -420,11 +305,11 @@ class BatchedFunctionalEnv:
         inner, obs = where(mask, inner, state.inner), where(mask, obs, state.obs)
         steps, over = (where(mask, jnp.zeros((), x.dtype), x) for x in (state.steps, state.over))
         spare = state.spare and state.spare._replace(fresh=state.spare.fresh & ~mask)
-        return EnvState(inner, obs, keys, episode, steps, over, state.rollouts, spare), obs
+        return FunctionalState(inner, obs, keys, episode, steps, over, state.rollouts, spare), obs
 
     def _rollout(
         self,
-        state: EnvState,
+        state: FunctionalState,
         policy_params: Any,
         key: jax.Array | None,
         *,
@@ -432,7 +317,7 @@ class BatchedFunctionalEnv:
         steps: int,
         collect: tuple[str, ...],
         unroll: int,
-    ) -> tuple[EnvState, Trajectory]:
+    ) -> tuple[FunctionalState, Trajectory]:
         before = state
         state = state._replace(rollouts=state.rollouts + 1)
         if key is None:
@@ -440,7 +325,7 @@ class BatchedFunctionalEnv:
             key = jax.random.fold_in(jax.random.fold_in(key, state.episode[0]), state.rollouts[0])
         looks = policy is not None or bool({"obs", "final_obs"} & {*collect}) or self.autoreset == "disabled"
 
-        def step(carry: tuple[EnvState, jax.Array], t: jax.Array, look: bool) -> Any:
+        def step(carry: tuple[FunctionalState, jax.Array], t: jax.Array, look: bool) -> Any:
             state, total = carry
             mine = jax.random.fold_in(key, t)
             action = self.sample(mine) if policy is None else self._read(policy(policy_params, state.obs, mine))
@@ -449,9 +334,9 @@ class BatchedFunctionalEnv:
             kept = {"obs": saw, "action": action} | {k: v for k, v in answer._asdict().items() if k != "obs"}
             return (state, total + answer.reward), {name: kept[name] for name in collect}
 
-        if state.spare is None and self.resets == "prepared" and self.autoreset != "disabled":
+        if state.spare is None and self.options.prepares and self.autoreset != "disabled":
             state = state._replace(spare=self._empty_spare(looks))
-        # Where nobody looks at observations, only the last step computes them: the state has its own in it.
+        # Where observations are not needed, only the last step computes them, for the state.
         blind = 0 if looks else steps - 1
         carry = state, jnp.zeros(self.num_envs, jnp.float32)
         if looks:
@@ -464,27 +349,29 @@ class BatchedFunctionalEnv:
             kept = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), kept, at_last)
         state, total = carry
         state = state._replace(spare=None if before.spare is None else state.spare or self._empty_spare(look=True))
-        fields = {name: kept.get(name) for name in _COLLECTED}
+        fields = {name: kept.get(name) for name in COLLECTED}
         return state, Trajectory(**fields, summary=self._summary(before, state, total, steps))
 
-    def _summary(self, before: EnvState, after: EnvState, reward: jax.Array, steps: int) -> Summary:
+    def _summary(
+        self, before: FunctionalState, after: FunctionalState, reward: jax.Array, steps: int
+    ) -> RolloutSummary:
         begun = after.episode - before.episode
         ended = begun + (after.over != 0) - (before.over != 0)
         if self.autoreset == "next_step":
-            return Summary(reward, ended, steps - begun)
+            return RolloutSummary(reward, ended, steps - begun)
         if self.autoreset == "same_step":
-            return Summary(reward, ended, jnp.full_like(begun, steps))
-        return Summary(reward, ended, after.steps - before.steps)
+            return RolloutSummary(reward, ended, jnp.full_like(begun, steps))
+        return RolloutSummary(reward, ended, after.steps - before.steps)
 
     def _read(self, action: Tree) -> Tree:
-        """Actions as the env's own types, nested as the space is."""
+        """Return actions in the env's own types, nested as the space is."""
         return assemble(
             self.action_space, [read_leaf(action, leaf, self.num_envs) for leaf in self._lane.action_leaves]
         )
 
 
 def functional(env: Any, num_envs: int, **options: Any) -> BatchedFunctionalEnv:
-    """Many copies of one functional env; options are those of BatchedFunctionalEnv."""
+    """Make many copies of one functional env; the options are FunctionalOptions."""
     return BatchedFunctionalEnv(env, num_envs, **options)
 
 
@@ -492,11 +379,6 @@ def _over(terminated: jax.Array, truncated: jax.Array) -> jax.Array:
     return terminated.astype(jnp.uint8) * _TERMINATED + truncated.astype(jnp.uint8) * _TRUNCATED
 
 
-def _blinded(carry: tuple[EnvState, jax.Array]) -> tuple[EnvState, jax.Array]:
+def _blinded(carry: tuple[FunctionalState, jax.Array]) -> tuple[FunctionalState, jax.Array]:
     state, total = carry
     return state._replace(obs=None, spare=state.spare and state.spare._replace(obs=None)), total
-
-
-def _one_of(what: str, found: Any, allowed: Sequence[str]) -> None:
-    if found not in allowed:
-        raise BadCall(f"{what}: expected one of {', '.join(allowed)}, found {found!r}")

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import BadEnv
-from shoal.graph.jax.functional import BatchedFunctionalEnv, EnvState
+from shoal.graph.jax.functional import BatchedFunctionalEnv
+from shoal.graph.jax.records import FunctionalState
 
 __all__ = ["DeviceEnvs", "make_envs"]
 
@@ -18,12 +19,12 @@ Array = npt.NDArray[Any]
 
 
 class DeviceEnvs:
-    """A BatchedFunctionalEnv and its state, stepped by a pool.
+    """A BatchedFunctionalEnv and its state, as a pool steps them: see `shoal.envs.batched.BatchedEnv`.
 
     Attributes:
         functional: the pure functions.
-        name: of the env in them.
-        state: what they are applied to; may be taken out and put back between two steps.
+        name: the name of the env's class.
+        state: the state of all envs; it may be taken out and put back between two steps.
     """
 
     render_mode = None
@@ -32,16 +33,16 @@ class DeviceEnvs:
         self.functional, self.num_envs = functional, functional.num_envs
         self.name = type(functional.env).__name__
         self.single_observation_space, self.single_action_space = functional.observation_space, functional.action_space
-        self.state: EnvState | None = None
+        self.state: FunctionalState | None = None
         self._unseeded = np.ones(self.num_envs, np.bool_)  # lanes that have no stream of their own yet
 
     def reset(self, mask: Array, seeds: Sequence[int | None]) -> Any:
-        """See `shoal.batched`."""
+        """See BatchedEnv."""
         if self.state is None:
             self.state, _ = self.functional.init(0)
         numbers = np.array([0 if seed is None else seed for seed in seeds], np.uint64)
         seeded = np.array([seed is not None for seed in seeds])
-        chance = mask & self._unseeded & ~seeded  # nobody has said where they shall begin
+        chance = mask & self._unseeded & ~seeded  # reset without a seed, now and before
         if chance.any():
             numbers[chance] = np.random.default_rng().integers(0, 2**63, int(chance.sum()), np.uint64)
             seeded |= chance
@@ -53,28 +54,28 @@ class DeviceEnvs:
         return jax.tree.map(np.asarray, obs)
 
     def step(self, mask: Array, actions: Any) -> tuple[Any, Array, Array, Array]:
-        """See `shoal.batched`."""
+        """See BatchedEnv."""
         assert self.state is not None
         self.state, out = self.functional.step(self.state, actions, None if mask.all() else mask)
         obs = jax.tree.map(np.asarray, out.obs)
         return obs, np.asarray(out.reward), np.asarray(out.terminated), np.asarray(out.truncated)
 
     def save(self) -> dict[str, Array]:
-        """See `shoal.batched`."""
+        """See BatchedEnv."""
         if self.state is None:
             self.state, _ = self.functional.init(0)
         saved = self.functional.save(self.state)
         return {**saved, "rng": np.repeat(saved["rng"], self.num_envs), "unseeded": self._unseeded.copy()}
 
     def load(self, saved: dict[str, Array], mask: Array) -> None:
-        """See `shoal.batched`."""
+        """See BatchedEnv."""
         present = self.save()
         merged = {name: _rows(mask, saved[name], array) for name, array in present.items()}
         self._unseeded = merged.pop("unseeded")
         self.state = self.functional.load({**merged, "rng": merged["rng"][np.argmax(mask)]})
 
     def close(self) -> None:
-        """Let the device's memory go."""
+        """Free the device's memory."""
         self.state = None
 
 
@@ -83,7 +84,7 @@ def _rows(mask: Array, new: Array, old: Array) -> Array:
 
 
 def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) -> DeviceEnvs:
-    """The envs of a pool.
+    """Make the envs of a pool.
 
     Args:
         env: a functional env, a class or function that makes one, or a pair (env, params), as `gymnax.make` gives it.

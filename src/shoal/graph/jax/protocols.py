@@ -1,4 +1,4 @@
-"""One functional env of any protocol, in one set of words: how it starts, how it steps, and what its spaces are."""
+"""One functional env of any protocol in one form: how it starts, how it steps, and what its spaces are."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Tree = Any  # arrays, nested
 
 
 class _Protocol(NamedTuple):
-    """An env of any protocol, in our words.
+    """An env of any protocol in one form.
 
     Attributes:
         start: (key) -> state, obs.
         advance: (key, state, action) -> state, obs, reward, terminated, truncated, info.
-        observation_space: as the env has it; None where its observations have to tell.
+        observation_space: the env's own; None if it is to be found from its observations.
     """
 
     start: Callable[[Any], tuple[Tree, Tree]]
@@ -36,7 +36,7 @@ class _Protocol(NamedTuple):
 
 
 class Lane:
-    """One env with fixed types: what starts and what steps returns can stand in one loop."""
+    """One env with fixed types: `start` and `advance` return the same ones, as a loop of JAX needs."""
 
     def __init__(self, env: Any, params: Any, key: Any):
         self.key = key
@@ -54,12 +54,12 @@ class Lane:
         self._traced("step", self.advance, key, self._state, action)
 
     def start(self, key: Any) -> tuple[Tree, Tree]:
-        """The state and the first observation of an episode."""
+        """Return the state and the first observation of an episode."""
         state, obs = self._speaks.start(key)
         return self._cast_state(state), self._cast_obs(obs)
 
     def advance(self, key: Any, state: Tree, action: Tree) -> tuple[Tree, Tree, Any, Any, Any, Tree]:
-        """One step: state, observation, reward, terminated, truncated, info."""
+        """Step once, and return state, observation, reward, terminated, truncated, info."""
         state, obs, reward, terminated, truncated, info = self._speaks.advance(key, state, action)
         reward = jnp.asarray(reward, jnp.float32).reshape(())
         terminated, truncated = (jnp.asarray(x, bool).reshape(()) for x in (terminated, truncated))
@@ -79,7 +79,7 @@ class Lane:
     def _settle(self, action: Tree) -> Tree:
         """Widen the state's types until a step keeps them: many envs begin with ints and go on with floats.
 
-        Returns the observations of such a step.
+        Return the observations of such a step.
         """
         for _ in range(3):
             after, obs, *_ = self._traced("step", self._speaks.advance, self.key, self._state, action)
@@ -104,7 +104,7 @@ class Lane:
         return jax.tree.map(lambda x, fixed: cast(x, fixed.dtype), state, self._state)
 
     def _observations(self, obs: Tree, later: Tree) -> Space[Any]:
-        """The space of observations, which reset and step may give in different types: the wider ones."""
+        """Return the space of observations; if reset and step give different types, it has the wider ones."""
         given = self._speaks.observation_space
         what = f"{self._name}'s observation space"
         space = _space_of(obs, what) if given is None else _space(given, what)
@@ -164,7 +164,7 @@ def _func_env(env: Any, params: Any) -> _Protocol:
     params = getattr(env, "default_params", None) if params is None else params
 
     def call(name: str, *args: Any) -> Any:
-        # Without params, the method's own default is right: some have a class there.
+        # Without params, the method's own default is used: some methods have a class there.
         return _call(getattr(env, name), *args, *(() if params is None else (params,)))
 
     def start(key: Any) -> tuple[Tree, Tree]:
@@ -243,7 +243,7 @@ def _brax(env: Any) -> _Protocol:
 
 
 def _takes(function: Callable[..., Any]) -> int:
-    """How many values a function takes by position."""
+    """Count the values that a function takes by position."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 100
@@ -251,7 +251,7 @@ def _takes(function: Callable[..., Any]) -> int:
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
-    """Call it with as many of these as it takes."""
+    """Call a function with as many of these values as it takes."""
     return function(*args[: _takes(function)])
 
 
@@ -266,7 +266,7 @@ def _own_space(env: Any, which: str, params: Any) -> Any:
 
 
 def _space(space: Any, what: str) -> Space[Any]:
-    """A Gymnasium space of arrays, out of one or out of what is called as Gymnasium's are."""
+    """Return a Gymnasium space of arrays, given one, or a space of another library with the same name."""
     if isinstance(space, Space):
         for leaf in flatten(space):
             if leaf.kind is not Kind.ARRAY:
@@ -289,7 +289,7 @@ def _space(space: Any, what: str) -> Space[Any]:
 
 
 def _space_of(obs: Tree, what: str) -> Space[Any]:
-    """The space of observations that nothing is known about."""
+    """Make a space out of the shapes and types of observations."""
     if isinstance(obs, dict):
         return spaces.Dict({key: _space_of(sub, f"{what}[{key!r}]") for key, sub in obs.items()})
     if isinstance(obs, tuple | list):
@@ -306,7 +306,7 @@ def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _retyped(space: Space[Any], found: Sequence[np.dtype[Any]]) -> Space[Any]:
-    """The space, with Boxes of ints made Boxes of floats where observations are floats: a cast would lose some."""
+    """Return the space with Boxes of floats for Boxes of ints where observations are floats: a cast would lose some."""
     types = iter(found)
 
     def visit(space: Space[Any]) -> Space[Any]:
@@ -323,11 +323,12 @@ def _retyped(space: Space[Any], found: Sequence[np.dtype[Any]]) -> Space[Any]:
 
 
 def device_type(leaf: Leaf) -> Any:
-    """The type that JAX has for a leaf's."""
+    """Return the type that JAX has for a leaf's type."""
     return jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
 def read_leaf(action: Tree, leaf: Leaf, count: int) -> jax.Array:
+    """Return one leaf of the actions of so many envs in its own type, or raise BadAction."""
     try:
         value = jnp.asarray(get_path(action, leaf.path))
     except (KeyError, IndexError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Random actions, seeds as words, and a generator that costs a fifth of JAX's own."""
+"""Random actions, seeds as words, and a generator of random numbers that costs a fifth of JAX's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FAST", "draw", "is_int", "whole_seed", "words_of"]
 
 
 def draw(key: jax.Array, leaf: Leaf, count: int) -> Any:
-    """Uniform where the space is bounded, as Gymnasium samples; [count, ...]."""
+    """Draw actions [count, ...] as Gymnasium samples them: uniform where the space is bounded."""
     low, high, dtype = leaf.low, leaf.high, device_type(leaf)
     assert low is not None
     assert high is not None
@@ -48,7 +48,7 @@ def draw(key: jax.Array, leaf: Leaf, count: int) -> Any:
 
 
 def _below(key: jax.Array, size: int, shape: tuple[int, ...]) -> Any:
-    """Ints from 0 to `size` - 1 with few random bits: a threefry word is dearer than a step of many an env."""
+    """Draw ints from 0 to `size` - 1 with few random bits: a threefry word costs more than a step of many envs."""
     bits = (size - 1).bit_length()
     if bits == 0:
         return jnp.zeros(shape, jnp.int32)
@@ -58,13 +58,13 @@ def _below(key: jax.Array, size: int, shape: tuple[int, ...]) -> Any:
         words = jax.random.bits(key, (-(-count // each),), jnp.uint32)
         parts = words[:, None] >> jnp.arange(0, 32, bits, dtype=jnp.uint32)
         return (parts.reshape(-1)[:count] & jnp.uint32(size - 1)).astype(jnp.int32).reshape(shape)
-    words = jax.random.bits(key, shape, jnp.uint32)  # the high word of words * size
+    words = jax.random.bits(key, shape, jnp.uint32)  # the result is the high word of words * size
     high, low = words >> 16, words & jnp.uint32(0xFFFF)
     return ((high * jnp.uint32(size) + (low * jnp.uint32(size) >> 16)) >> 16).astype(jnp.int32)
 
 
 def _mix(x: jax.Array) -> jax.Array:
-    """Every bit of a uint32 into every other."""
+    """Mix a uint32, so that every bit depends on all others."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
@@ -122,7 +122,7 @@ def is_int(seed: Any) -> bool:
 
 
 def words_of(seeds: Any) -> Any:
-    """Ints as their low and high words, uint32 [..., 2]: JAX has no 64 bits by default."""
+    """Write ints as their low and high words, uint32 [..., 2]: JAX has no 64 bits by default."""
     if isinstance(seeds, jax.Array):
         return jnp.stack([seeds.astype(jnp.uint32), jnp.zeros(seeds.shape, jnp.uint32)], -1)
     given = np.asarray(seeds)

@@ -16,7 +16,7 @@ Tree = Any  # arrays, nested
 
 
 def where(mask: Any, yes: Tree, no: Tree) -> Tree:
-    """Rows of one tree or of the other; a scalar stands for all rows."""
+    """Choose rows of one tree or of the other; a scalar is used for all rows."""
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (b.ndim - mask.ndim)), a, b)
@@ -25,6 +25,8 @@ def where(mask: Any, yes: Tree, no: Tree) -> Tree:
 
 
 def zeros(shapes: Tree) -> Tree:
+    """Make arrays of zeros, and keys of zeros, for a tree of shapes."""
+
     def zeros(leaf: Any) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = jax.eval_shape(jax.random.key_data, leaf)
@@ -35,7 +37,7 @@ def zeros(shapes: Tree) -> Tree:
 
 
 def _impl_of(leaf: Any) -> Any:
-    """The kind of the keys in a leaf, which may be a mere description."""
+    """Return the kind of the keys in a leaf, which may be only a shape."""
     found: list[Any] = []
     jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), leaf)
     return found[0]
@@ -61,7 +63,7 @@ def cast(value: Any, dtype: Any) -> jax.Array:
 
 
 def named(tree: Tree) -> list[tuple[str, Any]]:
-    """The leaves with their paths as names, such as inner/x, in the tree's own order."""
+    """Return the leaves with their paths as names, such as inner/x, in the tree's own order."""
     return [
         (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -1,4 +1,4 @@
-"""The other side of backend="mpi": a rank that steps envs for rank 0."""
+"""The other side of backend="mpi": a rank that runs envs for rank 0."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from typing import Any
 
 from shoal.errors import StartError
 from shoal.ranks import MpiRanks, current, told_by_launcher
-from shoal.remote.bell import MachineBell
+from shoal.remote.bell import MachineBells
 from shoal.remote.host import BlockHost
-from shoal.remote.mpi.mailbox import HELLO, URGENT, WELCOME, Mailbox, MpiPollBackoff, Peer, Welcome
+from shoal.remote.mpi.driver import driver_of
+from shoal.remote.mpi.mailbox import HELLO, INVITATION, TIMES, URGENT, Invitation, Mailbox, Peer
 from shoal.remote.mpi.start import MEET_TIMEOUT, join
-from shoal.remote.mpi.transport import driver_of
+from shoal.remote.poll_backoff import PollBackoff
 from shoal.remote.wire import unpack_words
 from shoal.support.checks import positive_number
 from shoal.support.deadline import NEVER, Deadline
 
 __all__ = ["check_serving", "serve"]
 
-ATTEND_EVERY = 0.02  # seconds between two looks for what a rank shall hear while it steps envs
-HUNG_PATIENCE = 5.0  # seconds until an env that shall be given up must return
-GRACE = 0.4  # seconds between being told to leave and leaving; mpiexec gives one second
-SILENCE = 30.0  # seconds until a rank that nobody talks to says so
+URGENT_EVERY = 0.02  # seconds between two looks for urgent orders
+HUNG_TIMEOUT = 5.0  # seconds until an env of a host that was killed must return
+TERM_DELAY = 0.4  # seconds between SIGTERM and the end; mpiexec grants one second
+SILENCE = 30.0  # seconds without an invitation until a rank says so
 
 
 def serve(comm: Any = None, leave: bool = True, meet_timeout: float = MEET_TIMEOUT) -> bool:
-    """Under mpiexec: make every rank but 0 step envs for the pools with backend="mpi" that rank 0 makes.
+    """Under mpiexec: make every rank but 0 run envs for the pools with backend="mpi" that rank 0 makes.
 
-    Call it at the beginning of a script that mpiexec starts, on all ranks. On rank 0, and where no mpiexec is in play,
-    it returns at once. On the others it returns only when rank 0 is done, and so nothing that follows is run there.
+    Call it at the beginning of a script that mpiexec starts, on all ranks. It returns at once on rank 0, and where
+    there is no mpiexec. On the other ranks it returns only when rank 0 is done, so they do not run what follows.
 
     Args:
-        comm: a communicator of mpi4py's, whose rank 0 drives; by default that of all ranks.
+        comm: a communicator of mpi4py with rank 0 as the driver; by default that of all ranks.
         leave: end the process then, by SystemExit; otherwise return True.
         meet_timeout: seconds that rank 0 waits for the others to start MPI, before it says so and ends the job.
 
@@ -50,9 +51,9 @@ def serve(comm: Any = None, leave: bool = True, meet_timeout: float = MEET_TIMEO
     except StartError:
         if isinstance(current(), MpiRanks):
             raise
-        return False  # nobody has started ranks; a pool says what is missing, if there is one that needs it
+        return False  # there are no ranks; a pool that needs them says what is missing
     if known.Get_rank() == 0:
-        driver_of(comm)  # which lets the others go in the end, whatever becomes of this one
+        driver_of(comm)  # it lets the others leave at the end of this process, however that ends
         return False
     _serve(known)
     if leave:
@@ -62,73 +63,72 @@ def serve(comm: Any = None, leave: bool = True, meet_timeout: float = MEET_TIMEO
 
 def _serve(comm: Any) -> None:
     if not faulthandler.is_enabled():
-        faulthandler.enable()  # a crash of an env ends the job: it shall say where
+        faulthandler.enable()  # a crash of an env ends the job, and must say where it happened
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _leave_later)
     me = Peer.me()
-    mail = Mailbox(comm, WELCOME)
+    mail = Mailbox(comm, INVITATION)
     mail.post(0, HELLO, pickle.dumps(me))
-    welcome = _await_welcome(mail, me.rank)
-    if welcome is not None:
-        sys.path += [folder for folder in welcome.path if folder not in sys.path]
+    invitation = _await_invitation(mail, me.rank)
+    if invitation is not None:
+        sys.path += [folder for folder in invitation.path if folder not in sys.path]
         rank = comm.Get_rank()
-        bell = MachineBell(welcome.tower, rank, {0: welcome.tower.home, rank: me.home})
-        Server(comm.Dup(), me.where, bell).run()
+        bells = MachineBells(invitation.bells, rank, {0: invitation.bells.home, rank: me.home})
+        Server(comm.Dup(), me.where, bells).run()
 
 
 def _leave_later(number: int, frame: Any) -> None:
-    """mpiexec ends all ranks because one is gone: let rank 0 see which one that was, before more are."""
-    time.sleep(GRACE)
+    """End a little later when mpiexec ends all ranks because one has ended: rank 0 must see first which one it was."""
+    time.sleep(TERM_DELAY)
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
-def _await_welcome(mail: Mailbox, rank: int) -> Welcome | None:
-    """What rank 0 says; None if it wants nothing."""
-    pace, silent_since = MpiPollBackoff(), time.monotonic()
+def _await_invitation(mail: Mailbox, rank: int) -> Invitation | None:
+    """Wait for the invitation of rank 0; None if it needs no ranks."""
+    backoff, silent_since = PollBackoff(TIMES), time.monotonic()
     while True:
         for _, _, data in mail.take():
-            welcome: Welcome | None = pickle.loads(data)
-            return welcome
+            invitation: Invitation | None = pickle.loads(data)
+            return invitation
         if time.monotonic() - silent_since > SILENCE:
             silent_since = float("inf")
             sys.stderr.write(f'shoal: rank {rank} serves, and rank 0 has made no pool with backend="mpi" so far\n')
-        pace.wait()
+        backoff.wait()
 
 
 class Server:
-    """Hosts, one for each block of envs that rank 0 has given to this rank.
+    """Runs the hosts that rank 0 has given to this rank, one for each block of envs.
 
-    One thread takes messages and steps envs in turns. Another one hears what is urgent meanwhile: that rank 0 wants to
-    know what an env is doing, or has given it up.
+    One thread takes messages and steps envs in turns. A second thread takes urgent orders meanwhile: rank 0 wants to
+    know what an env is doing, or has killed its host.
     """
 
-    def __init__(self, comm: Any, where: str, bell: MachineBell):
-        self._comm, self._where, self._bell = comm, where, bell
-        self._mail = Mailbox(comm, bell=self._bell)
-        self._hosts: dict[int, BlockHost] = {}  # by tag, until rank 0 gives them up, as it does each in the end
-        self._given_up: dict[int, float] = {}  # since when, by tag; those too of whose start we have still to hear
+    def __init__(self, comm: Any, where: str, bells: MachineBells):
+        self._comm, self._where, self._bells = comm, where, bells
+        self._mail = Mailbox(comm, bells=bells)
+        self._hosts: dict[int, BlockHost] = {}  # by tag, until rank 0 kills them, as it does with each in the end
+        self._killed: dict[int, float] = {}  # the time of the order, by tag; it may come before the order to start
         self._over = False
 
     def run(self) -> None:
-        """Until rank 0 says so."""
-        threading.Thread(target=self._attend, name="shoal-attend", daemon=True).start()
-        pace = MpiPollBackoff(self._bell, [0])
+        """Serve until rank 0 ends it."""
+        threading.Thread(target=self._take_urgent, name="shoal-urgent", daemon=True).start()
+        backoff = PollBackoff(TIMES, self._bells, [0])
         try:
             while not self._over:
-                messages = self._mail.take(pace.heard())
+                messages = self._mail.take(backoff.rings())
                 for _, tag, data in messages:
                     self._take(tag, data)
-                if self._given_up:
-                    self._end_given_up()
+                self._end_killed()
                 if messages:
-                    pace.came()
-                stepped, waited = self._step(pace)
+                    backoff.came()
+                stepped, waited = self._step(backoff)
                 if stepped:
-                    pace.restart()
+                    backoff.restart()
                 self._mail.let_go()
-                if not waited and (pace.woken or not (messages or stepped)):
-                    pace.wait(hurry=self._mail.busy)
+                if not waited and (backoff.woken or not (messages or stepped)):
+                    backoff.wait(hurry=self._mail.busy)
         finally:
             self._over = True
             for host in self._hosts.values():
@@ -139,70 +139,61 @@ class Server:
         host = self._hosts.get(tag)
         if host is not None and not host.over:
             host.admit(data)
-        elif tag > URGENT:
-            return  # for a host that is no more
-        else:
-            name, *words = unpack_words(data)
-            getattr(self, f"_on_{name}")(*words)
+        elif tag <= URGENT:  # otherwise it is for a host that has ended
+            self._obey(data, self._mail)
 
-    def _step(self, pace: MpiPollBackoff) -> tuple[bool, bool]:
-        """Have all hosts go on: whether something was answered, and whether somebody has waited for it."""
+    def _step(self, backoff: PollBackoff) -> tuple[bool, bool]:
+        """Let all hosts go on. Returns whether one has answered, and whether this thread has waited for it."""
         busy = [(tag, host) for tag, host in self._hosts.items() if not host.idle]
         stepped = waited = False
         for tag, host in busy:
-            # Those who have workers of their own are waited for no longer than until the next look for messages.
+            # If the host has workers of its own, wait for them, but not longer than until the next look for messages.
             waits = not host.takes_turns
-            deadline = Deadline.after(pace.sleep if len(busy) == 1 else 0.0) if waits else NEVER
+            deadline = Deadline.after(backoff.sleep if len(busy) == 1 else 0.0) if waits else NEVER
             for answer in host.poll(deadline):
                 self._mail.post(0, tag, answer)
                 stepped = True
             waited |= waits and len(busy) == 1
         return stepped, waited
 
-    # ---- what rank 0 says --------------------------------------------------------------------------------------
-
-    def _on_start(self, tag: int) -> None:
-        if self._given_up.pop(tag, None) is None:  # tags are used again
-            self._hosts[tag] = BlockHost(self._where)
-
-    def _on_end(self) -> None:
-        self._over = True
-
-    def _on_kill(self, tag: int) -> None:
-        self._given_up[tag] = time.monotonic()
-
-    def _on_peek(self, tag: int, mail: Mailbox | None = None) -> None:
-        host = self._hosts.get(tag)
-        if host is not None:
-            (mail or self._mail).post(0, tag, host.peek())
-
-    def _end_given_up(self) -> None:
-        for tag in list(self._given_up):
-            host = self._hosts.pop(tag, None)
-            if host is None:
-                continue
-            del self._given_up[tag]
+    def _end_killed(self) -> None:
+        for tag in [tag for tag in list(self._killed) if tag in self._hosts]:
+            host = self._hosts.pop(tag)
+            del self._killed[tag]
             if not host.over:
                 host.end()
 
-    # ---- the other thread --------------------------------------------------------------------------------------
+    # ---- orders of rank 0 --------------------------------------------------------------------------------------
 
-    def _attend(self) -> None:
-        mail = Mailbox(self._comm, URGENT, self._bell)
+    def _obey(self, data: Any, mail: Mailbox) -> None:
+        """Carry out an order; `mail` belongs to the calling thread."""
+        order, *tags = unpack_words(data)
+        if order == "end":
+            self._over = True
+            return
+        (tag,) = tags
+        if order == "kill":
+            self._killed[tag] = time.monotonic()
+        elif order == "start":
+            if self._killed.pop(tag, None) is None:  # tags are used again
+                self._hosts[tag] = BlockHost(self._where)
+        elif order == "peek" and (host := self._hosts.get(tag)) is not None:
+            mail.post(0, tag, host.peek())
+
+    def _take_urgent(self) -> None:
+        """In the second thread."""
+        mail = Mailbox(self._comm, URGENT, self._bells)
         while not self._over:
-            time.sleep(ATTEND_EVERY)
+            time.sleep(URGENT_EVERY)
             mail.let_go()
             for _, _, data in mail.take():
-                name, tag = unpack_words(data)
-                if name == "peek":
-                    self._on_peek(tag, mail)
-                else:
-                    self._on_kill(tag)
+                self._obey(data, mail)
             self._look_for_hung()
 
     def _look_for_hung(self) -> None:
+        """End the job if an env of a killed host does not return."""
         now = time.monotonic()
-        late = [self._hosts.get(tag) for tag, since in list(self._given_up.items()) if now - since > HUNG_PATIENCE]
+        late = [self._hosts.get(tag) for tag, since in list(self._killed.items()) if now - since > HUNG_TIMEOUT]
         hung = [host for host in late if host is not None and not host.over]
         if hung:
             at, _, _, stack = unpack_words(hung[0].peek())[1:]
@@ -228,7 +219,7 @@ def check_serving() -> None:
     if told is None or told == (0, 1):
         raise StartError(words)
     if told[0] == 0:
-        # Not without MPI: Open MPI's mpiexec may hang or crash if a rank ends while others are just coming in.
+        # MPI must be running: Open MPI's mpiexec may hang or crash if a rank ends while others start.
         comm = join(None)
         sys.stderr.write(f"shoal serve: {words}\n")
         sys.stderr.flush()

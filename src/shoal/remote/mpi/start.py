@@ -1,7 +1,6 @@
-"""How a rank enters MPI, with a limit to the wait for the others.
+"""Starts MPI in a rank, with a limit to the wait for the other ranks.
 
-MPI's start returns when all ranks have come to it. If one never does, the others would wait without a word for as long
-as somebody lets them.
+MPI's start returns when all ranks have begun it. If one never does, the others would wait for it in silence.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from shoal.support.optional_dependencies import install
 __all__ = ["MEET_TIMEOUT", "join"]
 
 MEET_TIMEOUT = 20.0  # seconds
-# A process of its own, since nothing of this one runs while MPI starts: mpi4py keeps the GIL. It ends as soon as its
-# input has something, for MPI is up, or has an end, for the rank is gone.
+# A process of its own, because nothing else runs in this one while MPI starts: mpi4py keeps the GIL. It ends when it
+# can read its input: MPI has started and something was written, or the rank has ended and closed the input.
 GUARD = """
 import os, select, signal, sys
 rank, seconds = int(sys.argv[1]), float(sys.argv[2])
@@ -31,21 +30,21 @@ if not select.select([0], [], [], seconds)[0] and os.getppid() == rank:
 """
 
 
-def join(comm: Any, patience: float = MEET_TIMEOUT) -> Any:
-    """Start MPI, if nobody has, and return the communicator: the given one, or that of all ranks.
+def join(comm: Any, timeout: float = MEET_TIMEOUT) -> Any:
+    """Start MPI if it is not running, and return the communicator: the given one, or that of all ranks.
 
     From now on an error that ends this process ends the job.
 
     Args:
-        comm: a communicator of mpi4py's, or None.
-        patience: seconds until all ranks must have started MPI. After that rank 0 says so, and ends the job. The others
-            wait for rank 0 as long as it takes: it may have much to do before it makes a pool.
+        comm: a communicator of mpi4py, or None.
+        timeout: seconds until all ranks must have started MPI; after that rank 0 says so and ends the job. The others
+            wait for rank 0 without a limit, because it may have much to do before it makes a pool.
 
     Raises:
-        StartError: there is no mpi4py, no MPI, or one that is not made for threads.
+        StartError: mpi4py or MPI is missing, or MPI was started without threads.
     """
     try:
-        with _guarded(patience):
+        with _guarded(timeout):
             comm = MpiRanks(comm).comm
             from mpi4py import MPI
     except ImportError as error:
@@ -63,21 +62,21 @@ def join(comm: Any, patience: float = MEET_TIMEOUT) -> Any:
 
 
 @contextlib.contextmanager
-def _guarded(patience: float) -> Iterator[None]:
-    """Within: end rank 0 if this takes longer, unless MPI is up already or there are no others."""
+def _guarded(timeout: float) -> Iterator[None]:
+    """End rank 0 if the body takes longer, unless MPI is running already or there are no other ranks."""
     rank, size = told_by_launcher() or (0, 1)
     if rank or size == 1 or mpi_is_up():
         yield
         return
-    everybody = "all ranks" if size is None else f"all {size} ranks"
+    ranks = "all ranks" if size is None else f"all {size} ranks"
     words = (
-        f"shoal: rank 0 has waited {patience:g} s for {everybody} to start MPI, and some have not: they hang, or do "
+        f"shoal: rank 0 has waited {timeout:g} s for {ranks} to start MPI, and some have not: they hang, or do "
         "long work, before they come to shoal.serve(), or mpiexec could not start them. Call shoal.serve() at the "
         "beginning of the script, or wait longer by shoal.serve(meet_timeout=...)\n"
     )
-    command = [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), str(patience), words]
+    command = [sys.executable, "-I", "-S", "-c", GUARD, str(os.getpid()), str(timeout), words]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, env=without_launcher(os.environ))
     try:
         yield
     finally:
-        guard.communicate(b"\n")  # to close its input is not enough: what was forked meanwhile holds it too
+        guard.communicate(b"\n")  # closing its input would not do: a process that was forked meanwhile holds it too

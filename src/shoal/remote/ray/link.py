@@ -1,4 +1,4 @@
-"""The caller's side of backend="ray": one link for each actor, and the thread that hears those of one node."""
+"""The caller's side of backend="ray": a link to each actor, and the thread that listens to those of this node."""
 
 from __future__ import annotations
 
@@ -10,38 +10,36 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-
-from shoal.remote.bell import BellTower, MachineBell, home_of_this_process
-from shoal.remote.dispatcher import Deliver, HostLost
-from shoal.remote.ray.channel import AGAIN, MOST, SLOT, SLOTS, TOO_LARGE, Ring, looks, make_ring
-from shoal.remote.ray.host import BY_BUFFER
+from shoal.remote.bell import BellMemory, MachineBells, home_of_this_process
+from shoal.remote.poll_backoff import PollBackoff
+from shoal.remote.ray.channel import MAX_CHANNELS, SLOT_BYTES, SLOTS, TIMES, TOO_LARGE, RayChannel, open_channel
+from shoal.remote.ray.host import without_copy
+from shoal.remote.transport import Deliver, HostLost
 
 __all__ = ["Listener", "RayLink"]
 
-SELDOM = 1.0  # seconds between two looks at whether links were killed
+IDLE_LOOK = 1.0  # seconds between two looks at whether links were killed
 
 
 class Listener:
-    """The thread that takes answers that come by the short way. It starts with the first link that has one."""
+    """Takes the answers that come by channels, in a thread that starts with the first such link."""
 
     def __init__(self) -> None:
         self._new: queue.SimpleQueue[RayLink] = queue.SimpleQueue()
         self._links: list[RayLink] = []
-        self._work = threading.Event()
         self._over = False
         self._thread: threading.Thread | None = None
         home = home_of_this_process()
-        self.tower = BellTower.build(home, 1 + MOST)
-        self.bell = MachineBell(self.tower, 0, dict.fromkeys(range(1 + MOST), home))
-        self._places = itertools.count(1)
+        self.memory = BellMemory.create(home, 1 + MAX_CHANNELS)
+        self.bells = MachineBells(self.memory, 0, dict.fromkeys(range(1 + MAX_CHANNELS), home))
+        self._ranks = itertools.count(1)
 
-    def new_place(self) -> int:
-        """The place of another actor's bell. Nobody's own, if there are too many; these have no short way either."""
-        return min(next(self._places), MOST)
+    def new_rank(self) -> int:
+        """The rank of another actor. If there are too many, the last ones share one, but these have no channel."""
+        return min(next(self._ranks), MAX_CHANNELS)
 
-    def welcome(self, link: RayLink) -> None:
-        """Open its way there."""
+    def add(self, link: RayLink) -> None:
+        """Open the channel to a link's actor, and listen to it."""
         self._new.put(link)
         self.wake()
         if self._thread is None:
@@ -49,9 +47,8 @@ class Listener:
             self._thread.start()
 
     def wake(self) -> None:
-        """There is something to do that nobody rings for."""
-        self._work.set()
-        self.bell.ring(0)
+        """Make the thread look for work."""
+        self.bells.ring(0)
 
     def close(self) -> None:
         """End the thread."""
@@ -59,89 +56,89 @@ class Listener:
         self.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        self.tower.close()
+        self.memory.close()
 
     def _main(self) -> None:
-        pace = looks()
+        backoff = PollBackoff(TIMES, self.bells)
         while not self._over:
             while not self._new.empty():
                 link = self._new.get()
                 link.open()
                 self._links.append(link)
-            if sum(link.look() for link in self._links):  # all of them
-                pace.came()
+            if sum(link.look() for link in self._links):  # looks at all of them
+                backoff.came()
                 continue
-            underway = any(link.underway for link in self._links)
-            if self.bell.reaches(0) and all(link.rings for link in self._links):
-                self.bell.sleep(AGAIN if underway else SELDOM)
-            elif underway:
-                pace.wait()
+            backoff.woken = all(link.rings for link in self._links)
+            if any(link.unanswered for link in self._links):
+                backoff.wait()
             else:
-                self._work.wait()
-                self._work.clear()
-                pace.restart()
-            if not underway:
+                backoff.rest(IDLE_LOOK)
                 self._links = [link for link in self._links if not link.killed]
 
 
 class RayLink:
-    """One actor."""
+    """The connection to one actor.
+
+    Attributes:
+        rings: whether this process and the actor wake each other by bells.
+        killed: whether `kill` was called.
+    """
 
     def __init__(self, ray: Any, actor: Any, deliver: Deliver, place_timeout: float, listener: Listener):
         self._ray, self._actor, self._deliver, self._listener = ray, actor, deliver, listener
         self._serve = actor.serve.options(concurrency_group="mail")
-        self.killed = False
-        self._there: Ring | None = None
-        self._back: Ring | None = None
-        self._sent = self._heard = 0
-        self.rings, self._place = False, listener.new_place()
-        self._placed = threading.Timer(place_timeout, self._give_up, (place_timeout,))
-        self._placed.daemon = True
-        self._placed.start()
+        self.killed = self.rings = False
+        self._requests: RayChannel | None = None
+        self._answers: RayChannel | None = None
+        self._sent = self._answered = 0  # messages by channels
+        self._rank = listener.new_rank()
+        self._timer = threading.Timer(place_timeout, self._give_up, (place_timeout,))
+        self._timer.daemon = True
+        self._timer.start()
         node = ray.get_runtime_context().get_node_id()
-        alive = actor.alive.options(concurrency_group="control").remote(node, listener.tower, self._place)
-        alive.future().add_done_callback(self._came_up)
-        self._call(actor.work)  # ends with the actor, of which we hear
+        connected = actor.connect.options(concurrency_group="control").remote(node, listener.memory, self._rank)
+        connected.future().add_done_callback(self._connected)
+        self._call(actor.work)  # returns only when the actor ends, which is then delivered
 
-    def _came_up(self, future: Future[tuple[Ring | None, bool]]) -> None:
-        """In a thread of Ray's own, where Ray must not be asked for anything."""
-        self._placed.cancel()
+    def _connected(self, future: Future[tuple[RayChannel | None, bool]]) -> None:
+        """Called in a thread of Ray's, where no call of Ray is allowed."""
+        self._timer.cancel()
         if future.exception() is None and future.result()[0] is not None:
-            self._back, self.rings = future.result()
-            self._listener.welcome(self)
+            self._answers, self.rings = future.result()
+            self._listener.add(self)
 
-    # ---- the short way -----------------------------------------------------------------------------------------
+    # ---- channels ----------------------------------------------------------------------------------------------
 
     @property
-    def underway(self) -> int:
-        """Messages that have gone by the short way and are not answered."""
-        return 0 if self.killed else self._sent - self._heard
+    def unanswered(self) -> int:
+        """The number of messages that were sent by the channel and not answered."""
+        return 0 if self.killed else self._sent - self._answered
 
     def open(self) -> None:
-        """Make the short way there."""
+        """Open the channel to the actor."""
         try:
-            there = make_ring(self._ray, self._actor, self._ray.get_runtime_context().get_node_id())
-            if there is not None:
-                self._actor.listen.options(concurrency_group="control").remote(there)
-                self._there = there
+            requests = open_channel(self._ray, self._actor, self._ray.get_runtime_context().get_node_id())
+            if requests is not None:
+                self._actor.listen.options(concurrency_group="control").remote(requests)
+                self._requests = requests
         except Exception:
             return  # Ray was shut down
 
     def look(self) -> bool:
-        """Deliver an answer, if one has come: whether it has."""
-        if self._back is None or not self.underway:
+        """Deliver the next answer of the channel. Returns whether there was one."""
+        if self._answers is None or not self.unanswered:
             return False
         try:
-            data = self._back.take()
-        except Exception as error:  # Ray is gone
-            self._heard, self._there = self._sent, None
-            self._deliver(HostLost(_story(error)))
+            data = self._answers.take()
+        except Exception as error:  # Ray has ended
+            self._answered, self._requests = self._sent, None
+            self._deliver(HostLost(_reason(error)))
             return False
         if data is None:
             return False
-        self._heard += 1
+        self._answered += 1
         if data == TOO_LARGE:
-            self._there = None  # as will be those that follow
+            self._requests = None  # the answers that follow will be as large
             self._call(self._actor.fetch.options(concurrency_group="control"))
         else:
             for answer in pickle.loads(data):
@@ -151,37 +148,31 @@ class RayLink:
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def post(self, data: bytes) -> None:
-        """See Link."""
-        there = self._there
-        if there is not None and len(data) <= SLOT and self.underway < SLOTS:
-            self._sent += 1  # before the listener can have an answer
-            if there.put(data):
-                if self.rings:
-                    self._listener.bell.ring(self._place)
-                else:
-                    self._listener.wake()
+        requests = self._requests
+        if requests is not None and len(data) <= SLOT_BYTES and self.unanswered < SLOTS:
+            self._sent += 1  # first, as the listener may get the answer at once
+            if requests.put(data):
+                self._listener.bells.ring(self._rank if self.rings else 0)
                 return
-            self._sent, self._there = self._sent - 1, None
-        argument = np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data
-        self._call(self._serve, argument)
+            self._sent, self._requests = self._sent - 1, None
+        self._call(self._serve, without_copy(data))
 
     def peek(self) -> None:
-        """See Link."""
         self._call(self._actor.peek.options(concurrency_group="control"))
 
     def _call(self, method: Any, *args: Any) -> None:
         try:
-            method.remote(*args).future().add_done_callback(self._answered)
-        except Exception as error:  # Ray was shut down under our feet, say
-            self._deliver(HostLost(_story(error)))
+            method.remote(*args).future().add_done_callback(self._returned)
+        except Exception as error:  # Ray was shut down by the caller, for example
+            self._deliver(HostLost(_reason(error)))
 
-    def _answered(self, future: Future[Any]) -> None:
-        """In a thread of Ray's own: hand over, and return."""
+    def _returned(self, future: Future[Any]) -> None:
+        """Deliver the result of a call, in a thread of Ray's."""
         if self.killed:
             return
         error = future.exception()
         if error is not None:
-            self._deliver(HostLost(_story(error)))
+            self._deliver(HostLost(_reason(error)))
             return
         result = future.result()
         for answer in result if isinstance(result, list) else [result]:
@@ -192,20 +183,19 @@ class RayLink:
         self._deliver(HostLost(f"was not started by Ray within place_timeout={seconds:g} s"))
 
     def kill(self) -> None:
-        """See Link."""
-        self._placed.cancel()
+        self._timer.cancel()
         if not self.killed:
             self.killed = True
             try:
                 self._ray.kill(self._actor, no_restart=True)
             except Exception:
-                return  # it is gone, or Ray is
+                return  # the actor or Ray has ended
             finally:
                 self._listener.wake()
 
 
-def _story(error: BaseException) -> str:
-    """Why an actor does not answer, to go on after its name."""
+def _reason(error: BaseException) -> str:
+    """Why an actor does not answer, as the end of a sentence that begins with the worker."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = " ".join(lines)
     if "failed to import" in text:
@@ -220,8 +210,8 @@ def _story(error: BaseException) -> str:
         return "cannot be reached any more: its node, or the way there, is gone"
     if "connection error code 2" in text or "died unexpectedly" in text:
         return (
-            "has ended without a word: somebody has killed it, the system for want of memory perhaps, native code of "
-            "an env crashed, or an env has called os._exit"
+            "has ended without a word: it was killed, perhaps by the system for lack of memory, native code of an env "
+            "crashed, or an env has called os._exit"
         )
     details = [line for line in lines if "exit detail" in line or "exit type" in line or "killed" in line]
     found = " ".join(details) or (lines[0] if lines else "Ray gives no reason")

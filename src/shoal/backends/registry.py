@@ -1,0 +1,37 @@
+"""The names of the backends, and where their classes are. `shoal/__init__.py` fills it.
+
+A class is imported when a pool asks for it, because some need a package that is an extra. This module knows no backend
+itself, so that those above it (`remote`, `graph`) can be named without an import that points up.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from shoal.backends.backend import Backend
+
+__all__ = ["find", "is_batched", "names", "register"]
+
+_places: dict[str, str] = {}
+
+
+def register(name: str, place: str) -> None:
+    """Give a backend its name; `place` is "module:Class"."""
+    _places[name] = place
+
+
+def names() -> tuple[str, ...]:
+    """The names of all backends."""
+    return tuple(_places)
+
+
+def find(name: str) -> type[Backend]:
+    """The class of a backend."""
+    module, _, class_name = _places[name].partition(":")
+    found: type[Backend] = getattr(importlib.import_module(module), class_name)
+    return found
+
+
+def is_batched(name: str | None) -> bool:
+    """Whether this is the name of a backend with one env object for all lanes."""
+    return name in _places and find(str(name)).batched

@@ -1,0 +1,302 @@
+"""How a pool is built: options, envs, plan, workers, memory, scheduler. Each step undoes itself when a later one fails.
+
+Read `build` first: it names the steps in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from shoal.backends import registry
+from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
+from shoal.engine.env_specs import EnvSpecs, agree
+from shoal.engine.lane_groups import LaneGroups, choose_mode
+from shoal.engine.lane_table import LaneTable
+from shoal.engine.recovery import RecoveryPolicy
+from shoal.engine.scheduler import Scheduler
+from shoal.engine.settings import SchedulerSettings
+from shoal.engine.workers import Workers
+from shoal.envs.autoreset import RULES
+from shoal.errors import ShoalError
+from shoal.memory.answers import Frames, frames_to_lend
+from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.slab import Layout, Slab
+from shoal.options import PoolOptions
+from shoal.planning.plan import Plan, contradiction, fixed_plan, measured_plan, spin_times, with_plan
+from shoal.spaces.leaves import array_leaves, flatten
+from shoal.support import processes
+from shoal.support.checks import spread_seed, whole_number
+from shoal.support.deadline import Deadline
+
+__all__ = ["Parts", "Shape", "build"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is settled about a pool once its envs are built.
+
+    Attributes:
+        specs: spaces and metadata.
+        lanes: how many there are.
+        batch_size: how many of them `recv` waits for.
+        window: how many neighbours are always received together; 0 for any lanes.
+        autoreset: the mode.
+        groups: which lanes are one env's.
+        absences: whether lanes can be without an agent.
+        lane_names: of the agents of one env; None where lanes have no names.
+        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
+        frames: how many time slots the slab has.
+        lends: whether large arrays are lent rather than copied.
+    """
+
+    specs: EnvSpecs
+    lanes: int
+    batch_size: int
+    window: int
+    autoreset: str
+    groups: LaneGroups
+    absences: bool
+    lane_names: list[Any] | None
+    lanes_per_env: int
+    frames: int
+    lends: bool
+
+    def identity(self, order: str) -> dict[str, Any]:
+        """What must be the same in a pool into which a snapshot of this one is put back."""
+        return {
+            "num_envs": self.lanes,
+            "observation space": str(self.specs.single_observation_space),
+            "action space": str(self.specs.single_action_space),
+            "autoreset": self.autoreset,
+            "order": order,
+        }
+
+    @property
+    def user_resets(self) -> bool:
+        """Whether the user must reset each env after its episode. A team's env knows itself when it is over."""
+        return RULES[self.autoreset].user_resets and not self.absences
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A pool that was built: its parts, and what was settled about it."""
+
+    plan: Plan
+    shape: Shape
+    workers: Workers
+    slab: Slab
+    frames: Frames
+    scheduler: Scheduler
+    first_seeds: list[int | None]
+
+
+def build(env: Any, num_envs: int | None, options: PoolOptions, on_death: Callable[[ShoalError], ShoalError]) -> Parts:
+    """Build a pool.
+
+    Args:
+        on_death: closes the pool after a worker's death; returns the error to raise.
+    """
+    deadline = Deadline.after(options.start_timeout)
+    with contextlib.ExitStack() as undo:
+        options, num_envs = with_plan(options, env, num_envs)
+        name, reason = choose_backend(env, options)
+        source = gather_envs(name, env, num_envs, options)
+        plan = measure(source, options, deadline) if name == "auto" else None
+        backend = open_backend(name if plan is None else plan.backend, source, options, undo)
+        plan = settle_plan(plan, backend, source, options, reason)
+        env_fns = backend.env_fns_of(source)
+        workers = Workers(backend, env_fns, plan.num_workers, start_timeout=options.start_timeout)
+        undo.callback(lambda: workers.close(Deadline.after(1.0)))
+        shape = settle_shape(workers, workers.build(deadline), plan, options)
+        first_seeds = spread_seed(options.seed, np.arange(shape.lanes))
+        slab = make_slab(workers, shape, options)
+        undo.callback(slab.close)
+        spin_pool, spin_workers = spin_times(plan)
+        workers.attach(slab, stepper_config(shape, options, spin_workers), deadline)
+        frames = Frames(
+            slab, shape.specs.single_observation_space, options.copy, shape.lends,
+            spare=2 if options.replaces_envs else 1,
+        )  # fmt: skip
+        table = LaneTable(slab, workers, frames, shape.groups, shape.window)
+        scheduler = Scheduler(table, scheduler_settings(shape, options, spin_pool), on_death)
+        slab.introduce(facts_for_others(plan, shape))
+        undo.pop_all()
+        return Parts(plan, shape, workers, slab, frames, scheduler, first_seeds)
+
+
+def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
+    """The backend's name, and why it was chosen; "auto" where the env must be measured first."""
+    name, reason = options.backend, ""
+    if name == "auto" and options.survives_envs:
+        # A caller that must survive its envs does not live with them, nor tries one out first.
+        name = "processes"
+    elif name == "auto" and isinstance(env, type) and hasattr(env, "__shoal_kernel__") and not options.isolate:
+        missing = env.__shoal_missing__()  # type: ignore[attr-defined]
+        name, reason = "compiled", "the class can be compiled"
+        if missing:
+            name, reason = "auto", f"{env.__name__} runs as plain Python, because {missing}"
+            warnings.warn(reason, RuntimeWarning, stacklevel=4)
+    if name != "auto":
+        options.check_backend(name)
+    elif options.backend_options is not None:
+        raise ValueError("backend_options: backend=\"auto\" takes none, only 'ray' and 'mpi' do")
+    return name, reason
+
+
+def gather_envs(name: str, env: Any, num_envs: int | None, options: PoolOptions) -> EnvSource:
+    """What builds the envs."""
+    kind = registry.find("serial" if name == "auto" else name)
+    kwargs, backend_options = dict(options.env_kwargs or {}), options.backend_options or {}
+    source = kind.gather(EnvRequest(env, num_envs, kwargs, options.num_workers, backend_options))
+    if options.plan is not None and options.plan.num_envs not in (None, source.count):
+        raise contradiction("num_envs", source.count, options.plan.num_envs)
+    return source
+
+
+def measure(source: EnvSource, options: PoolOptions, deadline: Deadline) -> Plan:
+    """Measure the env, and choose the backend that is expected to be the fastest."""
+    batch = _expected_batch(options, len(source.env_fns))
+    return measured_plan(source.env_fns, options, batch, deadline)
+
+
+def _expected_batch(options: PoolOptions, envs: int) -> int:
+    """How many envs a batch will have at most, before it is known how many lanes each has."""
+    if options.batch_envs is not None:
+        return whole_number("batch_envs", options.batch_envs, 1, envs)
+    # A batch_size is checked when the number of lanes is known.
+    return min(max(1, options.batch_size), envs) if isinstance(options.batch_size, int) else envs
+
+
+def open_backend(name: str, source: EnvSource, options: PoolOptions, undo: contextlib.ExitStack) -> Backend:
+    """Make the backend's object, which may connect to other machines."""
+    setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
+    backend = registry.find(name)(setup)
+    undo.callback(backend.close)
+    backend.check_opened(options.on_error, options.step_timeout)
+    return backend
+
+
+def settle_plan(measured: Plan | None, backend: Backend, source: EnvSource, options: PoolOptions, reason: str) -> Plan:
+    """The plan as it is carried out: measured, given, or as asked for."""
+    envs = len(backend.env_fns_of(source))
+    _expected_batch(options, envs)  # which is checked here, if nothing was measured
+    plan = measured or options.plan or fixed_plan(backend, envs)
+    if not backend.batched:
+        plan = replace(plan, num_workers=min(plan.num_workers, envs))
+    if reason:
+        plan = replace(plan, reason=reason if backend.name == "compiled" else f"{plan.reason}; {reason}")
+    return plan
+
+
+def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan, options: PoolOptions) -> Shape:
+    """Settle what depends on the envs: lanes, batches, the autoreset mode, spaces, frames."""
+    autoreset = choose_mode(options.autoreset, workers.groups)
+    lanes = workers.blocks[-1][1]
+    groups = LaneGroups(workers.groups, options.replaces_envs)
+    batch_size = settle_batch(groups, lanes, workers.backend.batched, plan, options)
+    specs = agree(summaries, lanes, options.observation_mode)
+    obs_leaves = flatten(specs.single_observation_space)
+    if options.flat_rows:
+        array_leaves("observation", specs.single_observation_space, "a flat row")
+        if workers.backend.separate_leaves and len(obs_leaves) > 1:
+            raise ValueError(
+                f'flat_rows: backend="{plan.backend}" writes each part of an observation into an array of its own'
+            )
+    frames = frames_to_lend(obs_leaves, lanes, RULES[autoreset].user_resets) if options.copy else options.frames
+    lends = options.copy and frames > 1
+    if options.copy and options.replaces_envs:
+        frames += 1  # what the caller has seen last must outlive a torn write
+    sizes = {group.size if group.together else 1 for group in workers.groups} or {1}
+    return Shape(
+        specs=specs,
+        lanes=lanes,
+        batch_size=batch_size,
+        window=_window(options.order, batch_size, lanes),
+        autoreset=autoreset,
+        groups=groups,
+        absences=any(group.can_be_absent for group in workers.groups),
+        lane_names=workers.groups[0].names if workers.groups else None,
+        lanes_per_env=sizes.pop() if len(sizes) == 1 else 0,
+        frames=frames,
+        lends=lends,
+    )
+
+
+def settle_batch(groups: LaneGroups, lanes: int, batched: bool, plan: Plan, options: PoolOptions) -> int:
+    """How many lanes `recv` waits for."""
+    batch_size = options.batch_size
+    if options.batch_envs is not None:
+        batch_size = groups.lanes_of(options.batch_envs, lanes)
+    elif batch_size is not None and (planned := plan.envs_in_a_batch) is not None:
+        planned = planned if batched else groups.lanes_of(planned, lanes)
+        if batch_size != planned:
+            raise contradiction("batch_size", batch_size, planned)
+    batch_size = whole_number("batch_size", lanes if batch_size is None else batch_size, 1, lanes)
+    groups.check_batch(batch_size, lanes)
+    return batch_size
+
+
+def _window(order: str, batch_size: int, lanes: int) -> int:
+    if order != "contiguous" or batch_size == lanes:
+        return 0
+    if lanes % batch_size:
+        raise ValueError(
+            f'order="contiguous" cuts {lanes} lanes into batches of equal size, and batch_size={batch_size} does not '
+            "divide them"
+        )
+    return batch_size
+
+
+def make_slab(workers: Workers, shape: Shape, options: PoolOptions) -> Slab:
+    """The shared region for all lanes."""
+    specs = shape.specs
+    layout = Layout.plan(
+        flatten(specs.single_observation_space), flatten(specs.single_action_space), shape.lanes, shape.frames,
+        len(workers), finals=RULES[shape.autoreset].resets_at_once, absences=shape.absences, rows=options.flat_rows,
+    )  # fmt: skip
+    return Slab.create(layout, workers.backend.shares_slab)
+
+
+def stepper_config(shape: Shape, options: PoolOptions, spin_ns: int) -> StepperConfig:
+    """How the workers step their lanes."""
+    return StepperConfig(
+        shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
+        shape.batch_size < shape.lanes, spin_ns, options.check_nan,
+    )  # fmt: skip
+
+
+def scheduler_settings(shape: Shape, options: PoolOptions, spin_ns: int) -> SchedulerSettings:
+    """How the caller asks its lanes and waits for them."""
+    return SchedulerSettings(
+        action_leaves=flatten(shape.specs.single_action_space),
+        check_boxes=options.check_actions == "all",
+        user_resets=shape.user_resets,
+        fifo=options.order == "fifo",
+        window=shape.window,
+        spin_ns=spin_ns,
+        step_timeout=options.step_timeout,
+        policy=RecoveryPolicy(
+            resets_at_once=RULES[shape.autoreset].resets_at_once,
+            restart=options.on_error == "restart",
+            max_restarts=options.max_restarts,
+            window=options.restart_window,
+            recycle_after=options.recycle_after,
+        ),
+    )
+
+
+def facts_for_others(plan: Plan, shape: Shape) -> dict[str, Any]:
+    """What `shoal top` shows of the pool."""
+    me = processes.identify(os.getpid())
+    return {
+        "pid": os.getpid(), "started": 0 if me is None else me.started, "began_ns": time.monotonic_ns(),
+        "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
+    }  # fmt: skip

@@ -1,0 +1,206 @@
+"""The options of each command as tables, and the types that read their values."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.cli.contenders import BACKENDS
+
+__all__ = ["BENCH", "DOCTOR", "ESTIMATE", "PROFILE", "RECORD", "SERVE", "TOP", "TUNE", "Option", "add_options"]
+
+
+# ---- types -------------------------------------------------------------------------------------------------------
+
+
+def whole_number(text: str, low: int, high: int | None = None) -> int:
+    """Read a whole number from `low` to `high`."""
+    if not text.isascii() or not text.isdigit() or int(text) < low or (high is not None and int(text) > high):
+        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, not {text!r}")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """Read a whole number of at least 1."""
+    return whole_number(text, 1)
+
+
+def seed(text: str) -> int:
+    """Read a seed."""
+    return whole_number(text, 0, 2**31 - 1)
+
+
+def batch_size(text: str) -> int | str:
+    """Read a number of envs, or "all"."""
+    return text if text == "all" else count(text)
+
+
+def number(unit: str, low: float, high: float, zero: bool = True) -> Callable[[str], float]:
+    """Return a type that reads a number of this unit from `low` to `high`; `zero` says whether 0 is allowed."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = float("nan")
+        if not low <= found <= high or (found == 0 and not zero):
+            raise argparse.ArgumentTypeError(f"must be {unit} between {low:g} and {high:g}, not {text!r}")
+        return found
+
+    return read
+
+
+seconds = number("seconds", 0, 3600, zero=False)
+frames_per_second = number("frames per second", 0, 1000, zero=False)
+milliseconds = number("milliseconds", 0, 60_000)
+
+
+def memory(text: str) -> int:
+    """Read a number of bytes, such as 500M or 4G."""
+    unit = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}.get(text[-1:].upper())
+    try:
+        found = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        found = -1.0
+    if not 1 <= found < 2**60:
+        raise argparse.ArgumentTypeError(f"must be a size such as 500M or 4G, not {text!r}")
+    return int(found)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """What argparse's `add_argument` takes. Options of one `group` exclude each other."""
+
+    names: tuple[str, ...]
+    settings: dict[str, Any]
+    group: str = ""
+
+
+def option(*names: str, group: str = "", **settings: Any) -> Option:
+    """Return one row of a table."""
+    return Option(names, settings, group)
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Add the options of a table. Of a group named "one of", the user must give one."""
+    groups: dict[str, Any] = {"": parser}
+    for one in options:
+        if one.group not in groups:
+            groups[one.group] = parser.add_mutually_exclusive_group(required=one.group == "one of")
+        groups[one.group].add_argument(*one.names, **one.settings)
+
+
+def _backends(name: str, choices: tuple[str, ...], text: str, **settings: Any) -> Option:
+    return option(name, choices=choices, metavar="NAME", help=f"{text}: {', '.join(choices)}", **settings)
+
+
+ENV = option("env", metavar="ENV", help="a Gymnasium id, or module:callable that returns an env")
+WORKERS = option("--workers", type=count, metavar="N", help="number of Shoal's workers (default: Shoal chooses)")
+BACKEND = _backends("--backend", BACKENDS, "Shoal's backend (default: auto)", default="auto")
+READY = option("--batch-size", type=count, metavar="N", help="step in batches of the first N envs that are ready")
+JSON = option("--json", nargs="?", const="-", metavar="FILE", help="write JSON to FILE, or to stdout without FILE")
+PLOT = option("--plot", type=Path, metavar="FILE.png", help="save a plot")
+
+BENCH = (
+    ENV,
+    option("-n", "--num-envs", type=count, nargs="+", default=[8, 64], metavar="N",
+           help="numbers of envs, one table for each (default: 8 64)"),
+    _backends("--backends", BACKENDS, "Shoal's backends (default: all)", nargs="+", default=list(BACKENDS)),
+    WORKERS,
+    READY,
+    option("--lend", action="store_true", help="measure shoal.Pool, which lends its arrays, instead of shoal.make, "
+           "which copies them"),
+    option("--peers", action="store_true", help="measure the other libraries that are installed, too"),
+    option("--seconds", type=seconds, default=1.0, metavar="S", help="length of each run (default: 1)"),
+    option("--rounds", type=count, default=5, metavar="N", help="runs of each contender (default: 5)"),
+    JSON,
+    PLOT,
+)  # fmt: skip
+
+PROFILE = (
+    ENV,
+    option("-n", "--num-envs", type=count, default=64, metavar="N", help="number of envs (default: 64)"),
+    BACKEND,
+    WORKERS,
+    READY,
+    option("--policy-ms", type=milliseconds, default=0.0, metavar="MS",
+           help="time that the caller waits after each batch, as for a policy on a GPU (default: 0)"),
+    option("--seconds", type=seconds, default=5.0, metavar="S", help="length of the run (default: 5)"),
+    JSON,
+    PLOT,
+    option("--flame", type=Path, metavar="FILE.svg", help="save a flame graph of the first worker process, or of the "
+           "caller if there is none; this takes as long again, and needs py-spy"),
+)  # fmt: skip
+
+TUNE = (
+    ENV,
+    option("-n", "--num-envs", type=count, metavar="N", help="number of envs (default: the best is found)"),
+    option("--batch-size", type=batch_size, metavar="N", help="batches of the first N envs that are ready; \"all\" for "
+           "full batches, which shoal.make needs (default: the best is found)"),
+    _backends("--backends", BACKENDS[:-1], "backends to choose from (default: all)", nargs="+",
+              default=list(BACKENDS[:-1])),
+    option("--policy-ms", type=milliseconds, default=0.0, metavar="MS", help="time that your policy takes for a batch"),
+    option("--max-memory", type=memory, metavar="SIZE", help="memory for envs and processes together: 500M, 4G"),
+    option("--isolate", action="store_true", help="envs must not run in the caller's process"),
+    option("--seconds", type=seconds, default=20.0, metavar="S", help="length of the search (default: 20)"),
+    option("--save", type=Path, metavar="PLAN.json", help="save the plan"),
+    JSON,
+    PLOT,
+)  # fmt: skip
+
+ESTIMATE = (
+    option("--env", metavar="ENV", group="one of", help="an env to measure: a Gymnasium id, or module:callable that "
+           "returns an env"),
+    option("--env-ms", type=milliseconds, metavar="MS", group="one of", help="mean time of a step"),
+    option("--spread", type=number("parts of the mean", 0, 100), metavar="X",
+           help="standard deviation of a step's time, divided by its mean (default: 0, or as measured)"),
+    option("--obs-bytes", type=number("bytes", 0, 2**40), metavar="N",
+           help="size of one env's observation (default: as measured)"),
+    option("--action-bytes", type=number("bytes", 0, 2**40), metavar="N",
+           help="size of one env's action (default: 8, or as measured)"),
+    option("--envs", type=count, required=True, metavar="N", help="number of envs on all nodes together"),
+    option("--nodes", type=count, required=True, metavar="N", help="number of machines with envs, beside the driver"),
+    option("--cores", type=count, required=True, metavar="N", help="cores of each node"),
+    option("--latency-ms", type=milliseconds, default=0.5, metavar="MS",
+           help="round trip time of the network (default: 0.5)"),
+    option("--gbit", type=number("Gbit/s", 1e-6, 1e6), default=10.0, metavar="X",
+           help="speed of every machine's link, in Gbit/s (default: 10)"),
+    option("--policy-ms", type=milliseconds, default=0.0, metavar="MS",
+           help="time that your policy takes for a batch of any size (default: 0)"),
+    option("--policy-us", type=number("microseconds", 0, 1e6), default=0.0, metavar="US",
+           help="time that it takes in addition for each env of the batch, in microseconds (default: 0)"),
+    option("--batch-size", type=batch_size, metavar="N", help="batch size that your learner needs; \"all\" for full "
+           "batches (default: the best is found)"),
+    JSON,
+)  # fmt: skip
+
+RECORD = (
+    ENV,
+    option("out", type=Path, metavar="OUT.mp4", help="the video"),
+    option("-n", "--num-envs", type=count, default=16, metavar="N", help="number of envs (default: 16)"),
+    option("--steps", type=count, default=500, metavar="N", group="length", help="steps of each env (default: 500)"),
+    option("--episodes", type=count, metavar="N", group="length",
+           help="record until so many episodes of all envs together have ended"),
+    option("--seed", type=seed, default=0, metavar="N", help="seed of the envs and of random actions (default: 0)"),
+    option("--fps", type=frames_per_second, metavar="N",
+           help="frames per second (default: as the envs say, or 30)"),
+    option("--width", type=count, metavar="PIXELS", help="shrink the pictures until the video is no wider"),
+    option("--policy", metavar="MODULE:FUNCTION", help="function from a batch of observations to a batch of actions "
+           "(default: random actions)"),
+    BACKEND,
+)  # fmt: skip
+
+TOP = (
+    option("pid", type=count, nargs="?", metavar="PID", help="show one process (default: all pools of this user)"),
+    option("--interval", type=seconds, default=1.0, metavar="S", help="seconds between two looks (default: 1)"),
+    option("--once", action="store_true", help="show one interval and leave"),
+    option("--json", action="store_true", help="write a line of JSON for each pool and interval"),
+)
+
+SERVE: tuple[Option, ...] = ()
+DOCTOR = (JSON,)

@@ -1,0 +1,130 @@
+"""Starts a contender in its own process, sends it commands with a time limit, and ends it with all its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from shoal.cli.contenders import Contender, Opened, Tally
+from shoal.cli.work import Work
+from shoal.support import processes
+
+CLOSE_PATIENCE = 10.0
+
+
+class ContenderLost(Exception):
+    """A contender cannot go on: `word` is "failed" or "skipped", the message says why."""
+
+    def __init__(self, word: str, reason: str) -> None:
+        super().__init__(reason)
+        self.word = word
+
+
+class ContenderProcess:
+    """The process of one contender, which runs `contender_main`."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
+        # In a session of its own Ctrl-C does not reach it, and all its processes can be found.
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.cli.contender_main", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        self._pipe = Connection(ours.detach())
+        self._seen: set[processes.Process] = set()
+
+    def ask(self, command: str, *arguments: Any) -> None:
+        """Send a command; `answer` returns the answer."""
+        try:
+            self._pipe.send((command, arguments))
+        except OSError as error:
+            raise self._gone() from error
+
+    def answer(self, patience: float) -> Any:
+        """Return the answer to the last command. Raises ContenderLost if none comes in time."""
+        deadline = time.monotonic() + patience
+        while not self._pipe.poll(0.05):
+            if self._process.poll() is not None and not self._pipe.poll(0):
+                raise self._gone()
+            if time.monotonic() > deadline:
+                raise ContenderLost("failed", f"no answer within {patience:g} s")
+        try:
+            word, value = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._gone() from error
+        except Exception as error:
+            raise ContenderLost("failed", f"its answer could not be read: {error}") from error
+        if word != "ok":
+            raise ContenderLost(word, value)
+        return value
+
+    def open(self, contender: Contender, work: Work, patience: float) -> Opened:
+        """Build the contender in the process, and remember the processes that it has started."""
+        self.ask("open", contender, work)
+        opened: Opened = self.answer(patience)
+        self._seen.update(processes.family(self._process.pid))
+        return opened
+
+    def close_runner(self) -> None:
+        """Close the contender but keep its process, where it may be opened again."""
+        self.ask("close")
+        self.answer(CLOSE_PATIENCE)
+
+    def end(self, gently: bool = True) -> None:
+        """Close the contender, if `gently`, then kill its process and all that it has started."""
+        if gently:
+            with contextlib.suppress(ContenderLost):
+                self.close_runner()
+        self._seen.update(processes.family(self._process.pid))
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+        # Twice, because a process may be forked during the first search.
+        for _ in range(2):
+            self._seen.update(processes.family(self._process.pid))
+            for process in self._seen:
+                if processes.alive(process):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process.pid, signal.SIGKILL)
+        self._log.close()
+
+    def __enter__(self) -> ContenderProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.end(gently=kind is None)
+
+    def _gone(self) -> ContenderLost:
+        try:
+            code = self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return ContenderLost("failed", "its process hung up")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        last = f": {lines[-1].strip()[:200]}" if lines else ""
+        return ContenderLost("failed", f"its process died ({how}){last}")
+
+
+def run_together(copies: Sequence[ContenderProcess], warm: float, seconds: float, patience: float) -> float:
+    """Let all copies of a contender step at the same time; return the sum of their steps per second."""
+    for copy in copies:
+        copy.ask("run", warm, seconds)
+    tallies: list[Tally] = [copy.answer(patience) for copy in copies]
+    return sum(tally.steps / tally.seconds for tally in tallies)

@@ -1,0 +1,22 @@
+"""The backend "jax": one functional env, stepped for all lanes at once on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.backends.batched import RowsBackend
+from shoal.envs.batched import BatchedEnv
+from shoal.graph.jax.pool_envs import make_envs
+
+__all__ = ["JaxBackend"]
+
+
+class JaxBackend(RowsBackend):
+    """Its state stays on the device; answers are copied from there."""
+
+    name = "jax"
+
+    @staticmethod
+    def make_envs(env: Any, num_envs: int, kwargs: Mapping[str, Any]) -> BatchedEnv:
+        return make_envs(env, num_envs, kwargs)

@@ -1,0 +1,27 @@
+"""Copies of values that users hand in or get: infos, actions and objects."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+__all__ = ["own_copy"]
+
+
+def own_copy(value: Any) -> Any:
+    """Copy the containers and arrays in a value; other objects stay the same ones."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        return {key: own_copy(item) for key, item in value.items()}
+    if isinstance(value, dict):
+        kept = copy.copy(value)
+        kept.update((key, own_copy(item)) for key, item in value.items())
+        return kept
+    if type(value) in (list, tuple):
+        return type(value)(own_copy(item) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(own_copy(item) for item in value)
+    return value

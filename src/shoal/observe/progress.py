@@ -1,0 +1,34 @@
+"""The progress bar of all commands and benchmarks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+__all__ = ["progress"]
+
+
+@contextmanager
+def progress(total: float, timed: bool = False, shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """Show a bar on stderr, and yield a function to call before each move with what is done next.
+
+    Args:
+        total: the number of moves; with `timed`, the seconds until the end.
+    """
+    ends = (TimeElapsedColumn(),) if timed else (MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), *ends)
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not shown) as bar:
+        task = bar.add_task("starting", total=total)
+        began, moves = time.monotonic(), 0
+
+        def notify(text: str) -> None:
+            nonlocal moves
+            bar.update(task, description=text, completed=time.monotonic() - began if timed else moves)
+            moves += 1
+
+        yield notify

@@ -1,0 +1,171 @@
+"""The options of a pool, checked. Everything that can be checked without an env is checked here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from gymnasium import Space
+
+from shoal import native
+from shoal.backends import registry
+from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
+from shoal.support.checks import Seed, check_choice, positive_number, whole_number
+
+__all__ = ["PoolOptions", "refuse_unknown_options", "signature_with_options"]
+
+ORDERS = ("ready", "fifo", "contiguous")
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How a pool runs its envs. `shoal.Pool`, `shoal.make` and all dialects take these as keyword arguments.
+
+    Attributes:
+        backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
+            processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
+            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU;
+            answers are copied to the host, and `shoal.compiled.cuda` leaves them there), or "auto", which measures the
+            env and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
+            recycle_after say that envs may crash or hang); `pool.plan` says what and why. "ray" runs blocks of envs in
+            actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); "auto" never
+            chooses these two (docs/distributed.md).
+        num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
+            under "mpi", the serving ranks.
+        backend_options: for "mpi" those of `MpiOptions` (how each rank runs its envs, and which ranks), for "ray" those
+            of `RayOptions` (address, resources and placement of actors, and how each runs its envs).
+        batch_size: how many lanes `recv` waits for; by default all.
+        batch_envs: the same in envs, where these have several lanes.
+        autoreset: "next_step", "same_step" (last observation in the info), or "disabled"; None for "next_step", or for
+            what envs do that step a whole batch and reset by themselves.
+        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. With just 1, envs
+            that take buffers to write into (PufferLib's) write straight into the batch. Without effect where `copy`
+            is True.
+        copy: True gives arrays that are the caller's own.
+        flat_rows: all parts of a nested observation lie in one row, so that `shoal.emulation.Emulation.flatten` gives
+            these rows without a copy; the parts are strided views of them then. For spaces of arrays only.
+        order: "ready" (the first lanes that are done), "fifo" (strictly in the order in which they were sent) or
+            "contiguous": batches are always the same neighbours, lanes 0 up to `batch_size` and so on, those first that
+            are all done, so that arrays of partial batches are views, and nothing is copied.
+        seed: for the first reset of each env, where that is given none.
+        isolate: never run an env in the caller's process, not even under "auto".
+        on_error: "raise", or "restart": an env that raised, died with its worker or took too long is built anew, with a
+            seed derived from its own and the number of its restarts. Its lane is reported once as truncated, with
+            `info["shoal_restart"]`, and so are the others of its worker, if that died.
+        max_restarts, restart_window: how many restarts one env (or one worker, where no env is to blame) may cause in
+            so many seconds; then the error is raised all the same. They follow each other at growing intervals.
+        step_timeout: seconds that one env may take for a step or a reset. It is not for envs in the caller's own
+            process, so not for serial and hybrid; threads cannot be ended, and raise StepTimeout in any case.
+        recycle_after: bytes that a worker process may grow by; then it is replaced when one of its episodes ends. Its
+            other envs move with their state where that can be saved, and are reported as truncated where not.
+        observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
+            or a pair (batched space, single space).
+        check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
+        check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
+        start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
+            process, which has threads by then.
+        start_timeout: seconds until the envs must be built.
+        env_kwargs: keyword arguments for the env's constructor.
+        plan: a `shoal.Plan`, as `shoal.tune` finds it, or the file of one: backend, workers and, where it says so, the
+            number of envs and the batch size. Options beside it must not contradict it.
+    """
+
+    backend: str = "auto"
+    num_workers: int | None = None
+    backend_options: Mapping[str, Any] | None = None
+    batch_size: int | None = None
+    batch_envs: int | None = None
+    autoreset: Literal["next_step", "same_step", "disabled"] | None = None
+    frames: int = 2
+    copy: bool = False
+    flat_rows: bool = False
+    order: Literal["ready", "fifo", "contiguous"] = "ready"
+    seed: Seed = None
+    isolate: bool = False
+    on_error: Literal["raise", "restart"] = "raise"
+    max_restarts: int = 10
+    restart_window: float = 600.0
+    step_timeout: float | None = None
+    recycle_after: int | None = None
+    observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
+    check_actions: Literal["all", "discrete"] = "all"
+    check_nan: bool = False
+    start_method: str = DEFAULT_START_METHOD
+    start_timeout: float | None = None
+    env_kwargs: Mapping[str, Any] | None = None
+    plan: Any = None
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, ("auto", *registry.names()))
+        if self.autoreset is not None:
+            check_choice("autoreset", self.autoreset, tuple(native.AUTORESET))
+        check_choice("order", self.order, ORDERS)
+        check_choice("check_actions", self.check_actions, ("all", "discrete"))
+        check_choice("on_error", self.on_error, ("raise", "restart"))
+        self._set("start_method", self.start_method or DEFAULT_START_METHOD)
+        check_choice("start_method", self.start_method, START_METHODS)
+        if not isinstance(self.backend_options, Mapping | None):
+            raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
+        for name in ("copy", "flat_rows", "check_nan"):
+            self._set(name, bool(getattr(self, name)))
+        self._check_numbers()
+        if self.batch_size is not None and self.batch_envs is not None:
+            raise ValueError("batch_size and batch_envs say the same: give one of them")
+        if self.backend != "auto":
+            self.check_backend(self.backend)
+
+    def _check_numbers(self) -> None:
+        workers = self.num_workers
+        if workers is not None and (isinstance(workers, bool | str) or int(workers) != workers or workers < 1):
+            raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {workers!r}")
+        if self.step_timeout is not None:
+            self._set("step_timeout", positive_number("step_timeout", self.step_timeout))
+        self._set("max_restarts", whole_number("max_restarts", self.max_restarts, 1, 10**9))
+        self._set("restart_window", positive_number("restart_window", self.restart_window))
+        if self.recycle_after is not None:
+            self._set("recycle_after", whole_number("recycle_after", self.recycle_after, 1, 2**62))
+        # What the caller has seen last must outlive a torn write.
+        self._set("frames", whole_number("frames", self.frames, 2 if self.replaces_envs else 1, 255))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def check_backend(self, name: str) -> None:
+        """Raise ValueError for options that this backend cannot do."""
+        kind = registry.find(name)
+        kind.check_limits(self.on_error, self.step_timeout, self.recycle_after)
+        if self.isolate and not kind.isolates:
+            raise ValueError(f'isolate=True keeps envs out of this process: backend="{name}" does not')
+        if self.backend_options is not None and not kind.takes_options:
+            raise ValueError(f"backend_options: backend=\"{name}\" takes none, only 'ray' and 'mpi' do")
+
+    @property
+    def replaces_envs(self) -> bool:
+        """Whether envs may ever be replaced."""
+        return self.on_error == "restart" or self.recycle_after is not None
+
+    @property
+    def survives_envs(self) -> bool:
+        """Whether the caller must survive whatever its envs do, and so cannot live in one process with them."""
+        return self.replaces_envs or self.step_timeout is not None
+
+
+def refuse_unknown_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for what is no option of a pool."""
+    known = {field.name for field in fields(PoolOptions)}
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(map(repr, unknown))}; what is meant for the env itself goes into "
+            f"env_kwargs={{{unknown[0]!r}: ...}}"
+        )
+
+
+def signature_with_options(constructor: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a constructor that takes `**options`, with all options by name: what `help` shows."""
+    own = [p for p in inspect.signature(constructor).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(f.name, keyword, default=f.default, annotation=f.type) for f in fields(PoolOptions)]
+    return inspect.Signature([*own, *options])

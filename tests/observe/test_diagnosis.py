@@ -1,0 +1,174 @@
+"""Shares, quantiles and the verdict, on counters made up for the purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.native import counters as c
+from shoal.observe import diagnosis as words
+from shoal.observe.stats import Counts, PoolStats, quantile
+from shoal.observe.words import duration
+
+SECOND = 10**9
+
+
+def made(
+    *,
+    wait: float = 0.9,
+    caller: float = 0.0,
+    copying: float = 0.0,
+    stragglers: float = 0.0,
+    waking: float = 0.0,
+    resets: float = 0.0,
+    batches: int = 1000,
+    blocks: tuple[int, ...] = (4, 4),
+    batch_size: int | None = None,
+    backend: str = "processes",
+    step_ms: Any = 0.1,
+    slow: dict[int, float] | None = None,
+    wakes: float = 0.0,
+) -> PoolStats:
+    """Ten seconds of a pool: fractions of them, `step_ms` for each step (a list: in turn), `slow` for some envs."""
+    total, lanes = 10 * SECOND, sum(blocks)
+    pool = np.zeros(16, np.int64)
+    for place, share in (
+        (c.POOL_WAIT_NS, wait), (c.POOL_CALLER_NS, caller), (c.POOL_COPY_NS, copying),
+        (c.POOL_STRAGGLER_NS, stragglers), (c.POOL_WAKE_NS, waking),
+    ):  # fmt: skip
+        pool[place] = share * total
+    pool[c.POOL_BATCHES] = batches
+    workers = np.zeros((len(blocks), 8), np.int64)
+    workers[:, c.STAT_STEPS] = np.array(blocks) * batches
+    workers[:, c.STAT_PASSES] = batches
+    workers[:, c.STAT_BUSY_NS] = (wait - stragglers - waking) * total
+    workers[:, c.STAT_RESET_NS] = resets * workers[:, c.STAT_BUSY_NS]
+    workers[:, c.STAT_WAKE_NS] = wakes * total
+    times = np.zeros((len(blocks), c.TIME_BUCKETS), np.int64)
+    for ms in np.atleast_1d(step_ms):
+        times[:, c.bucket(int(ms * 1e6))] += 100
+    lane_stats = np.zeros((lanes, 3), np.int64)
+    lane_stats[:, c.LANE_STEPS] = batches
+    for lane in range(lanes):
+        mean = (slow or {}).get(lane, float(np.mean(step_ms)))
+        lane_stats[lane, c.LANE_NS] = mean * 1e6 * batches
+    starts = np.cumsum([0, *blocks])
+    ids = [list(range(start, start + size)) for start, size in zip(starts, blocks, strict=False)]
+    counts = Counts(workers, np.zeros((len(blocks), 8)), times, lane_stats, pool)
+    return PoolStats(10.0, backend, batch_size or lanes, ids, counts)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "usable_cores", lambda: 2)
+
+
+# ---- figures -------------------------------------------------------------------------------------------------
+
+
+def test_shares_make_up_the_whole() -> None:
+    shares = made(wait=0.6, caller=0.2, copying=0.1, stragglers=0.1, waking=0.05, resets=0.5, wakes=0.05).shares
+    assert shares.stragglers == pytest.approx(0.1)
+    assert shares.waking == pytest.approx(0.1)  # the caller's, and a worker's on average
+    assert shares.resets == pytest.approx(0.2)
+    assert shares.envs == pytest.approx(0.2)
+    assert (shares.copying, shares.caller) == pytest.approx((0.1, 0.2))
+    assert shares.pool == pytest.approx(0.1)
+    assert sum(vars(shares).values()) == pytest.approx(1)
+
+
+def test_a_part_is_never_more_than_the_whole() -> None:
+    shares = made(wait=0.1, stragglers=0.3, waking=0.5, wakes=0.9, caller=0.9).shares
+    assert (shares.stragglers, shares.waking, shares.envs) == pytest.approx((0.1, 0.0, 0.0))
+    assert sum(vars(shares).values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("scale", [300, 10**4, 10**6, 10**9])
+def test_quantiles_are_within_ten_percent(scale: int) -> None:
+    times = np.random.default_rng(0).lognormal(0.0, 0.7, 5000) * scale
+    row = np.zeros(c.TIME_BUCKETS, np.int64)
+    for ns in times:
+        row[c.bucket(int(ns))] += 1
+    for q in (0.1, 0.5, 0.99):
+        assert quantile(row, q) == pytest.approx(np.quantile(times, q) * 1e-9, rel=0.1)
+
+
+def test_quantile_of_equal_times_and_of_none() -> None:
+    row = np.zeros(c.TIME_BUCKETS, np.int64)
+    assert quantile(row, 0.5) == 0.0
+    row[c.bucket(1000)] = 7
+    assert quantile(row, 0.5) == pytest.approx(1e-6, rel=0.13)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0 ns"), (85e-9, "85 ns"), (1e-6, "1.0 us"), (4.12e-6, "4.1 us"), (42e-6, "42 us"), (0.00093, "930 us"),
+     (0.012, "12 ms"), (0.99999, "1.0 s"), (75.0, "75 s")],
+)  # fmt: skip
+def test_durations_have_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# ---- words ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ({"batches": 9}, ["9 batches are too few"]),
+        ({"caller": 0.9, "wait": 0.05}, ["the caller's own work takes 90%", "faster envs will not help"]),
+        ({"caller": 0.7, "wait": 0.3}, ["takes 70%", "could step meanwhile: use batch_size < num_envs"]),
+        ({"caller": 0.35, "wait": 0.6}, ["take turns: 35% and 60%", "batch_size < num_envs"]),
+        (
+            {"stragglers": 0.41, "slow": {3: 12.0}, "step_ms": 0.9},
+            ["stragglers: 41% of the time; the slowest env is 3 (12 ms a step on average against 900 us)",
+             "use batch_size < num_envs"],
+        ),
+        ({"stragglers": 0.41, "slow": {3: 12.0}, "batch_size": 6}, ["use a smaller batch_size"]),
+        ({"stragglers": 0.3, "step_ms": [0.1] * 98 + [2.0] * 2}, ["steps vary (99th percentile 2", "median 1"]),
+        ({"stragglers": 0.3, "blocks": (3, 2, 2), "step_ms": 5.0}, ["2 to 3 envs: use a multiple of 3"]),
+        ({"stragglers": 0.3, "blocks": (2,) * 4}, ["4 workers share 2 cores: use fewer workers"]),
+        ({"stragglers": 0.3}, ["something else using the cores?"]),
+        ({"waking": 0.4}, ["waking takes 40%", "use more envs, fewer workers", '"hybrid" or "serial"']),
+        ({"waking": 0.4, "backend": "hybrid"}, ['or backend="serial"']),
+        ({"waking": 0.4, "wakes": 0.05}, ["takes 500 us to wake up: is something else using the cores?"]),
+        ({"waking": 0.4, "blocks": (1,) * 5}, ["5 workers share 2 cores: use fewer workers"]),
+        ({"copying": 0.3, "wait": 0.6}, ["copying takes 30%", "copy=False"]),
+        ({"wait": 0.6}, ["Shoal's own work takes 40%", "larger batches"]),
+        ({"resets": 0.5}, ["resets take 45% of the time, the steps 45%"]),
+        ({}, ["the envs take 90% of the time: faster envs or more cores will help"]),
+        ({"slow": {6: 9.0}}, ["the envs take 90%", "the slowest env is 6 (9.0 ms"]),
+        ({"blocks": (8,), "backend": "serial"}, ["on 1 of 2 cores", 'use backend="hybrid" or "processes"']),
+        ({"blocks": (8,)}, ["use num_workers=2"]),
+        ({"blocks": (1,), "backend": "serial"}, ["faster envs or more cores"]),
+        ({"blocks": (8,), "backend": "jax"}, ["faster envs or more cores"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_the_verdict_names_what_matters_most(figures: dict[str, Any], says: list[str]) -> None:
+    verdict = made(**figures).verdict
+    for part in says:
+        assert part in verdict
+    assert "\n" not in verdict
+
+
+def test_an_env_that_is_slower_by_next_to_nothing_is_not_blamed() -> None:
+    assert "slowest env" not in made(step_ms=0.004, slow={0: 0.040}).verdict
+
+
+def test_the_table_has_a_row_for_each_share_and_worker() -> None:
+    text = str(made(blocks=(3, 2, 2), stragglers=0.2))
+    assert text.startswith("7 envs, processes with 3 workers, batches of 7: 7,000 steps in 10 s, 700 steps/s\n\n")
+    lines = text.splitlines()
+    assert any(line.split() == ["waiting", "for", "stragglers", "20.0%", "2.0", "ms"] for line in lines)
+    assert any(line.startswith(("0 ", "2 ")) and " 5..6 " in line for line in lines)
+    assert lines[-1] == made(blocks=(3, 2, 2), stragglers=0.2).verdict
+    assert all(len(line) <= 100 for line in lines[:-1])
+
+
+def test_the_table_of_many_workers_is_cut() -> None:
+    text = str(made(blocks=(1,) * 40))
+    assert "(24 more workers" in text
+    assert text.count("\n") < 40

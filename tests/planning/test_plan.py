@@ -1,0 +1,288 @@
+"""The plan: what "auto" chooses from a measurement, and what is taken as asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import shoal
+from shoal.backends import registry
+from shoal.backends.backend import BackendSetup
+from shoal.backends.threads import MOST_THREADS
+from shoal.envs.adapt import adapt
+from shoal.planning.plan import Plan, _choose, fixed_plan, predict
+from shoal.worker.measurement import Measurement, time_steps
+
+COMPUTES = Measurement((6e-6,) * 100, 6e-6)
+HEAVY = Measurement((500e-6,) * 100, 500e-6)
+WAITS = Measurement(tuple(np.random.default_rng(0).lognormal(-7.4, 1.0, 200).tolist()), 20e-6)
+
+
+class Napping(gymnasium.Env[np.ndarray, np.int64]):
+    """Waits in each step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.002)
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class OneShot(Napping):
+    """Its episodes have one step, and another one is refused."""
+
+    over = True
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.over = False
+        return super().reset(seed=seed)
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert not self.over, "reset was due"
+        self.over = True
+        return np.zeros(2, np.float32), 1.0, True, False, {}
+
+
+class Broken(Napping):
+    """Raises in its first step."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        raise ZeroDivisionError("in the probe")
+
+
+@pytest.mark.parametrize(
+    ("measured", "count", "cores", "isolate", "backend", "workers"),
+    [
+        (COMPUTES, 1, 2, False, "serial", 1),
+        (COMPUTES, 8, 2, False, "hybrid", 2),
+        (COMPUTES, 1024, 2, False, "hybrid", 2),
+        (COMPUTES, 1024, 16, False, "hybrid", 16),
+        (COMPUTES, 8, 1, False, "serial", 1),
+        (COMPUTES, 64, 2, True, "processes", 2),
+        (HEAVY, 8, 2, False, "hybrid", 2),
+        (HEAVY, 3, 8, False, "hybrid", 3),
+        (HEAVY, 1, 8, True, "processes", 1),
+    ],
+)
+def test_envs_that_compute_get_a_worker_for_each_core(
+    measured: Measurement, count: int, cores: int, isolate: bool, backend: str, workers: int
+) -> None:
+    plan = _choose(measured, count, count, cores, None, isolate)
+    assert (plan.backend, plan.num_workers) == (backend, workers)
+
+
+@pytest.mark.parametrize("count", [8, 64, 1024])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_envs_that_wait_get_more_workers_than_cores(count: int, isolate: bool) -> None:
+    plan = _choose(WAITS, count, count, 2, None, isolate)
+    assert plan.backend in (("processes",) if isolate else ("threads", "processes"))
+    assert plan.num_workers >= min(count, 8)
+    serial = predict(WAITS, "serial", 1, count, count, 2)
+    assert predict(WAITS, plan.backend, plan.num_workers, count, count, 2) < serial / 2
+
+
+def test_a_given_number_of_workers_is_kept() -> None:
+    assert _choose(HEAVY, 64, 64, 2, 5, False).num_workers == 5
+    assert _choose(HEAVY, 3, 3, 2, 5, True).num_workers == 3
+
+
+def test_the_measurement_tells_waiting_from_computing() -> None:
+    assert time_steps(Napping()).waiting > 0.8
+    computing = time_steps(gymnasium.make("CartPole-v1"))
+    assert computing.waiting < 0.2
+    assert len(computing.wall) > 100
+
+
+def test_auto_measures_in_a_process_and_says_what_it_chose() -> None:
+    with shoal.Pool(Napping, 6) as pool:
+        assert pool.plan.backend in ("threads", "processes")
+        assert pool.plan.measured is not None
+        assert pool.plan.measured.mean > 0.0015
+        assert "waiting" in str(pool.plan)
+        assert pool.plan.num_workers == 6
+        pool.reset(seed=0)
+        assert pool.step(np.zeros(6, np.int64)).reward.tolist() == [1.0] * 6
+
+
+def test_auto_tells_of_an_env_that_raises_while_it_is_measured() -> None:
+    with pytest.raises(ZeroDivisionError, match="in the probe") as caught:
+        shoal.Pool(Broken, 4)
+    assert isinstance(caught.value, shoal.EnvError)
+    assert caught.value.env_id == 0
+
+
+def test_auto_runs_in_this_process_what_cannot_be_sent_to_another() -> None:
+    lock = __import__("threading").Lock()
+    with shoal.Pool(lambda: (lock, Napping())[1], 2) as pool:
+        assert pool.plan.backend == "serial"
+        assert "lock" in pool.plan.reason
+    with pytest.raises(shoal.BadEnv, match="lock"):
+        shoal.Pool(lambda: (lock, Napping())[1], 2, isolate=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers", "count", "expected"),
+    [
+        ("serial", 7, 4, Plan("serial", 1, "as asked for")),
+        ("processes", 3, 7, Plan("processes", 3, "as asked for")),
+        ("processes", 9, 7, Plan("processes", 7, "as asked for")),
+        ("hybrid", 2, 1, Plan("hybrid", 1, "as asked for")),
+        ("threads", None, 5, Plan("threads", 5, "as asked for")),
+        ("threads", None, 5000, Plan("threads", MOST_THREADS, "as asked for")),
+    ],
+)
+def test_a_named_backend_is_taken_as_asked_for(backend: str, workers: int | None, count: int, expected: Plan) -> None:
+    made = registry.find(backend)(BackendSetup(count, workers))
+    assert fixed_plan(made, count) == expected
+
+
+@pytest.mark.parametrize("workers", [0, -1, 2.5, True, "two"])
+def test_a_senseless_number_of_workers_is_refused(workers: Any) -> None:
+    with pytest.raises(ValueError, match="num_workers: expected a whole number"):
+        shoal.Pool(Napping, 2, backend="processes", num_workers=workers)
+
+
+def test_an_env_whose_first_step_is_its_last_can_be_measured() -> None:
+    assert len(time_steps(OneShot()).wall) > 1
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
+    env = SyncVectorEnv([OneShot] * 2, autoreset_mode=mode)
+    assert len(time_steps(adapt(env)).wall) > 1
+
+
+def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
+    with pytest.raises(ValueError, match="isolate"):
+        shoal.Pool(Napping, 2, backend="hybrid", isolate=True)
+
+
+# ---- plans that users keep -----------------------------------------------------------------------------------
+
+TUNED = Plan("processes", 3, "tuned", Measurement((1e-6, 2.5e-6), 1.5e-6), 7, 5, (0, 300_000))
+
+
+@pytest.mark.parametrize("plan", [TUNED, Plan("serial", 1), Plan("threads", 2, num_envs=2)], ids=str)
+def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert json.loads((tmp_path / "plan.json").read_text())["backend"] == plan.backend
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"backend": "magic"}, "backend: expected one of"),
+        ({"backend": "auto"}, "backend: expected one of"),
+        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": "two"}, "num_workers"),
+        ({"backend": "serial"}, "num_workers of 'serial'"),
+        ({"num_envs": 2.5}, "num_envs"),
+        ({"batch_size": 8}, "batch_size: expected a whole number from 1 to 7, found 8"),
+        ({"spin": [1]}, "spin"),
+        ({"spin": [-1, 0]}, "spin of the pool"),
+        ({"spin": 5}, "spin"),
+        ({"reason": 5}, "reason"),
+        ({"measured": {"wall": [], "cpu": 1.0}}, "measured.wall"),
+        ({"measured": {"wall": [1.0]}}, "measured"),
+        ({"measured": {"wall": ["a"], "cpu": 1.0}}, "measured.wall"),
+        ({"version": 99}, "version 1, found 99"),
+        ({"what": "shoal snapshot"}, "shoal plan"),
+        ({"colour": "blue"}, "unknown: colour"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_file_that_is_no_plan_says_what_is_wrong(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    TUNED.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=r"plan\.json.* is not a plan") as caught:
+        Plan.load(path)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "no json", "[" * 100_000, '{"what": "shoal plan", "version": 1, "backend": "serial"}'],
+    ids=["nothing", "a list", "no json", "too deep", "incomplete"],
+)
+def test_a_damaged_file_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a plan"):
+        shoal.Pool(Napping, 2, plan=tmp_path / "plan.json")
+
+
+def test_a_plan_is_applied(tmp_path: Path) -> None:
+    TUNED.save(tmp_path / "plan.json")
+    for plan in (TUNED, str(tmp_path / "plan.json")):
+        with shoal.Pool(Napping, plan=plan) as pool:
+            assert (pool.num_envs, pool.batch_size, len(pool.workers)) == (7, 5, 3)
+            assert pool.plan == TUNED
+            pool.async_reset(seed=0)
+            assert len(pool.recv().env_id) == 5
+    with shoal.make(Napping, plan=Plan("hybrid", 2, num_envs=3)) as envs:
+        assert envs.num_envs == 3
+        assert envs.reset(seed=0)[0].shape == (3, 2)
+
+
+def test_a_plan_for_any_number_of_envs_has_no_more_workers_than_these() -> None:
+    with shoal.Pool(Napping, 2, plan=Plan("processes", 5), batch_size=1) as pool:
+        assert (pool.num_envs, pool.batch_size, pool.plan.num_workers) == (2, 1, 2)
+    with shoal.Pool([Napping] * 3, plan=Plan("threads", 2, num_envs=3), num_workers=2, backend="threads") as pool:
+        assert len(pool.workers) == 2
+
+
+def test_batches_beside_a_plan_are_in_lanes_or_in_envs_as_their_names_say() -> None:
+    def pair() -> Any:
+        return SyncVectorEnv([Napping] * 2)
+
+    for options in ({"batch_envs": 2}, {"batch_size": 4}):
+        with shoal.Pool(pair, 3, plan=Plan("serial", 1), **options) as pool:
+            assert (pool.num_envs, pool.batch_size) == (6, 4)
+    with shoal.Pool(pair, plan=Plan("serial", 1, num_envs=3, batch_size=2), batch_size=4) as pool:
+        assert pool.batch_size == 4
+    with pytest.raises(ValueError, match="batch_size: 2 was asked for, and the plan says 4"):
+        shoal.Pool(pair, plan=Plan("serial", 1, num_envs=3, batch_size=2), batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_envs": 8}, "num_envs: 8 was asked for, and the plan says 7"),
+        ({"backend": "threads"}, "backend: 'threads' was asked for, and the plan says 'processes'"),
+        ({"num_workers": 2}, "num_workers: 2"),
+        ({"batch_size": 7}, "batch_size: 7"),
+        ({"batch_envs": 3}, "batch_envs: 3 was asked for, and the plan says 5"),
+    ],
+)
+def test_options_beside_a_plan_must_not_contradict_it(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        shoal.Pool(Napping, plan=TUNED, **options)
+    assert says in str(caught.value)
+
+
+def test_what_a_plan_does_not_allow_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_envs: 2 was asked for"):
+        shoal.Pool([Napping] * 2, plan=TUNED)
+    with pytest.raises(ValueError, match="isolate"):
+        shoal.Pool(Napping, plan=replace(TUNED, backend="hybrid"), isolate=True)
+    with pytest.raises(ValueError, match="step_timeout"):
+        shoal.Pool(Napping, plan=replace(TUNED, backend="hybrid"), step_timeout=1.0)
+    with pytest.raises(ValueError, match="batch_size"):
+        shoal.Pool(Napping, plan=Plan("threads", 2, num_envs=4), batch_size=2)
+    with pytest.raises(ValueError, match="Pool"):
+        shoal.make(Napping, plan=TUNED)
+    with pytest.raises(TypeError, match="plan"):
+        shoal.Pool(Napping, plan=7)  # type: ignore[arg-type]
