@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from shoal.errors import EnvError, ShoalError
 from shoal.memory.answers import Ready
-from shoal.options import PoolOptions, refuse_unknown_options
+from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
 from shoal.support.checks import Ids
 
-__all__ = ["POOL_OPTIONS", "ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
-
-# The names of all options of a pool, but for those of the env.
-POOL_OPTIONS = frozenset(field.name for field in fields(PoolOptions)) - {"env_kwargs"}
+__all__ = ["ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
 
 
 def open_pool(

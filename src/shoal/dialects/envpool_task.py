@@ -7,20 +7,21 @@ import keyword
 import re
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
 from shoal.backends.registry import is_batched
-from shoal.dialects.base import POOL_OPTIONS
 from shoal.dialects.time_steps import Specs, spec_of
 from shoal.envs.functions import FromSpec, as_env_fns, with_time_limit
+from shoal.options import PoolOptions
 from shoal.support.checks import whole_number
 
 __all__ = ["EnvPoolTask", "EnvSpec", "dm_dialect", "named_state", "read_task"]
 
+_POOL_OPTIONS = {option.name for option in fields(PoolOptions)} - {"env_kwargs"}
 _DEFAULT_SEED = 42  # EnvPool's
 
 # Options of EnvPool's own envs, each with the wrapper that does the same for an env of Gymnasium. Options that envs of
@@ -65,7 +66,7 @@ def read_task(task_id: Any, options: Mapping[str, Any]) -> EnvPoolTask:
     left = dict(options)
     config = _read_config(left)
     env_kwargs = left.pop("env_kwargs", None) or {}
-    pool_options = {name: left.pop(name) for name in sorted(POOL_OPTIONS & set(left))}
+    pool_options = {name: left.pop(name) for name in sorted(_POOL_OPTIONS & set(left))}
     _refuse_envpool_only(left)
     env_kwargs = {**left, **env_kwargs}
     threads, steps = config["num_threads"], config["max_episode_steps"]
