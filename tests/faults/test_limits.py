@@ -18,7 +18,7 @@ from envs import CountEnv, GateEnv
 from faults.kit import RELEASE, DeedEnv, alive, assert_usable, eventually, open_pool
 from shoal.engine import timeouts
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
 LIMITED = ("threads", "processes")

@@ -37,7 +37,7 @@ from shoal import Pool
 from shoal.backends.processes import ProcessWorker
 from shoal.support import processes
 
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
 NOT_SERIAL = ("threads", "processes", "hybrid")

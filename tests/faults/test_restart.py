@@ -27,7 +27,7 @@ from shoal.engine import recycling
 from shoal.support import processes
 from shoal.support.deadline import Deadline
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
 BACKENDS = ("serial", "threads", "processes", "hybrid")
