@@ -18,8 +18,6 @@ from shoal.memory.messages import BlockSummary
 from shoal.memory.slab import Slab
 from shoal.support.checks import whole_number
 
-__all__ = ["Backend", "BackendSetup", "EnvRequest", "EnvSource", "SilentBell"]
-
 
 @dataclass(frozen=True)
 class EnvRequest:

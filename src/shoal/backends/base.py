@@ -13,8 +13,6 @@ from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 
-__all__ = ["BlockSpec", "Worker", "split"]
-
 _tickets = itertools.count(1)
 
 

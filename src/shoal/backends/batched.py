@@ -12,8 +12,6 @@ from shoal.backends.backend import EnvRequest, EnvSource
 from shoal.backends.inline import SerialBackend
 from shoal.envs.batched import BatchedEnv, RowsEnv
 
-__all__ = ["BatchedBackend", "RowsBackend", "build_batched"]
-
 
 class BatchedBackend(SerialBackend):
     """One inline worker with one env, which has all lanes."""

@@ -16,8 +16,6 @@ from shoal.worker.base import EnvBlock, WorkerChannel
 from shoal.worker.building import BuildError, build_envs, close_envs
 from shoal.worker.make import make_stepper
 
-__all__ = ["InlineWorker", "SerialBackend"]
-
 
 class InlineWorker(Worker):
     """Steps when the pool says so, in `run`.

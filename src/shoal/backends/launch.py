@@ -15,8 +15,6 @@ from multiprocessing import forkserver, popen_fork, popen_forkserver, popen_spaw
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["DEFAULT_START_METHOD", "START_METHODS", "start_process"]
-
 START_METHODS = tuple(m for m in ("forkserver", "spawn", "fork") if m in multiprocessing.get_all_start_methods())
 DEFAULT_START_METHOD = START_METHODS[0]
 PRELOAD = ["numpy", "gymnasium", "gymnasium.envs.classic_control", "cloudpickle", "shoal.backends.worker_main"]

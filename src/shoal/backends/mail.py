@@ -18,8 +18,6 @@ import cloudpickle
 from shoal.memory.messages import Note, Reply
 from shoal.memory.packed_errors import PackedError, dumps, pack_error
 
-__all__ = ["pack", "unpack"]
-
 _TRUSTED = ("numpy", "shoal")
 
 

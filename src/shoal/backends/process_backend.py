@@ -16,8 +16,6 @@ from shoal.envs.functions import pickle_env_fns, registry_additions
 from shoal.memory.slab import Slab
 from shoal.support import processes
 
-__all__ = ["HybridBackend", "ProcessBackend", "pickle_blocks"]
-
 
 class ProcessBackend(Backend):
     """Each block of envs has a process of its own."""

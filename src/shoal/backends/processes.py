@@ -39,8 +39,6 @@ from shoal.support import processes
 from shoal.support.deadline import Deadline
 from shoal.worker.measurement import Measurement
 
-__all__ = ["ProcessWorker"]
-
 GRACE = 1.0  # seconds from a request to leave until SIGTERM, and from that until SIGKILL
 STACK_LINES = 24  # of a Python stack that goes into a message
 

@@ -10,8 +10,6 @@ import importlib
 
 from shoal.backends.backend import Backend
 
-__all__ = ["find", "is_batched", "names", "register"]
-
 _places: dict[str, str] = {}
 
 

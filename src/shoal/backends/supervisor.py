@@ -11,8 +11,6 @@ from multiprocessing import connection
 
 from shoal.backends.processes import ProcessWorker, closed_descriptor
 
-__all__ = ["PipesBell", "Supervisor"]
-
 LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
 
 

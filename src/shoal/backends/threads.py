@@ -20,8 +20,6 @@ from shoal.worker.base import EnvBlock, WorkerChannel
 from shoal.worker.building import BuildError, build_envs, close_envs, refuse_shared
 from shoal.worker.make import make_stepper
 
-__all__ = ["EventBell", "ThreadBackend", "ThreadWorker"]
-
 MOST_THREADS = 256  # by default
 _OVER = object()
 

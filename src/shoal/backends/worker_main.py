@@ -31,8 +31,6 @@ from shoal.worker.building import BuildError, build_envs, close_envs
 from shoal.worker.make import make_stepper
 from shoal.worker.measurement import time_steps
 
-__all__ = ["Assignment", "dumps_summary", "main"]
-
 BUILDING_BYTES = 8  # at the beginning of a crash log
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"

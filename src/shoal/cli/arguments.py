@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 
 from shoal.cli.contenders import BACKENDS
 
-__all__ = ["BENCH", "DOCTOR", "ESTIMATE", "PROFILE", "RECORD", "SERVE", "TOP", "TUNE", "Option", "add_options"]
-
-
 # ---- types -------------------------------------------------------------------------------------------------------
 
 

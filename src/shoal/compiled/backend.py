@@ -8,8 +8,6 @@ from typing import Any
 from shoal.backends.batched import BatchedBackend, RowsBackend
 from shoal.envs.batched import BatchedEnv
 
-__all__ = ["CompiledBackend", "CudaBackend"]
-
 
 class CompiledBackend(BatchedBackend):
     """A class that derives from `shoal.compiled.Env`, stepped by compiled code in threads without Python."""

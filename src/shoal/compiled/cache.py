@@ -10,8 +10,6 @@ from pathlib import Path
 
 from shoal.support.files import replacing
 
-__all__ = ["Machine", "cache_folder", "load", "save"]
-
 MAGIC = b"shoal kernel 1\n"
 
 

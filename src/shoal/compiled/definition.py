@@ -13,8 +13,6 @@ from gymnasium import Space
 from shoal.errors import BadEnv
 from shoal.spaces.leaves import Leaf, array_leaves
 
-__all__ = ["Definition", "define", "function", "is_helper"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 METHODS = {"reset": ("state", "rng"), "step": ("state", "action", "rng"), "observe": ("state", "obs")}
 STEP_OF_AGENTS = ("state", "action", "reward", "rng")

@@ -15,8 +15,6 @@ from shoal.compiled.rebuild import Rebuilder, named_values
 from shoal.compiled.source_parts import wide_type
 from shoal.errors import BadEnv
 
-__all__ = ["explain_env", "explain_policy"]
-
 _PLACE = re.compile(r"^During: .* at ([^\n]+) \((\d+)\)$", re.MULTILINE)
 _FIELD = re.compile(r"Unknown attribute '(\w+)' of type Record")
 _NAME = re.compile(r"Untyped global name '(\w+)'.*?Cannot determine Numba type of <class '([^']+)'>", re.DOTALL)

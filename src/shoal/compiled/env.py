@@ -12,8 +12,6 @@ from shoal.compiled.definition import Definition
 from shoal.compiled.plain import plain_env
 from shoal.support.optional_dependencies import install
 
-__all__ = ["Env"]
-
 
 class Env:
     """The base of envs that can be compiled. A subclass has these attributes and static methods.

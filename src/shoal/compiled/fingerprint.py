@@ -18,8 +18,6 @@ import numpy as np
 
 from shoal.compiled.rebuild import is_namespace, named_values, names_of
 
-__all__ = ["fingerprint"]
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 

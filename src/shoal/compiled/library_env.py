@@ -16,8 +16,6 @@ from shoal.compiled.definition import Definition
 from shoal.compiled.env import Env
 from shoal.errors import BadEnv
 
-__all__ = ["LibraryEnv", "from_library", "include_folder"]
-
 VERSION = 1
 TYPES = {"f": np.float32, "d": np.float64, "B": np.uint8, "i": np.int32, "q": np.int64}
 MOST_DIMENSIONS = 8

@@ -7,8 +7,6 @@ from typing import Any
 
 from shoal.compiled.cache import Machine
 
-__all__ = ["load_machine"]
-
 _loaded: dict[tuple[str, int], tuple[Any, int]] = {}
 
 

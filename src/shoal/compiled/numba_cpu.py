@@ -11,8 +11,6 @@ from shoal.compiled.cache import Machine
 from shoal.compiled.numba_random import VERSIONS
 from shoal.compiled.rebuild import Rebuilder
 
-__all__ = ["Source", "available", "compile_source", "jit"]
-
 _NUMBAS_OWN = ("NRT_", "numba_", "Py", "_Py")  # how the names of functions begin that exist only where Numba runs
 
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from shoal.compiled import random
 
-__all__ = ["VERSIONS", "begin_stream"]
-
 GAMMA, EPISODE = np.uint64(random.GAMMA), np.uint64(random.EPISODE)
 MIX_1, MIX_2 = np.uint64(random.MIX_1), np.uint64(random.MIX_2)
 SHIFT_11, SHIFT_27, SHIFT_30, SHIFT_31 = (np.uint64(bits) for bits in (11, 27, 30, 31))

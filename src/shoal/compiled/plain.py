@@ -16,8 +16,6 @@ from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv
 from shoal.spaces.leaves import assemble, get_path
 
-__all__ = ["PlainEnv", "PlainGroup", "as_gymnasium", "plain_env"]
-
 
 def as_gymnasium(env_class: type[Any], **kwargs: Any) -> PlainEnv:
     """Make a Gymnasium env that steps the class as plain Python, to the same bits as `backend="compiled"`.

@@ -15,8 +15,6 @@ from shoal.compiled.definition import function
 from shoal.compiled.random import integer, normal, uniform
 from shoal.spaces.leaves import Leaf
 
-__all__ = ["act_on_lanes", "is_policy", "policy", "random_policy", "streams"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 STREAM = 2**62  # the "episode" of a policy's streams, so that they differ from those of the envs
 

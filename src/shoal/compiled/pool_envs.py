@@ -16,8 +16,6 @@ from shoal.envs.group import MODES
 from shoal.errors import BadEnv
 from shoal.support.cores import usable_cores
 
-__all__ = ["CompiledEnvs", "make_envs"]
-
 
 def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], num_workers: int | None) -> CompiledEnvs:
     """Compile a class, or load what was compiled before, and make so many envs of it.

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["GAMMA", "begin_stream", "choice", "integer", "normal", "uniform"]
-
 MASK = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -12,8 +12,6 @@ from typing import Any
 
 from shoal.compiled.definition import is_helper
 
-__all__ = ["Rebuilder", "named_values", "names_of"]
-
 Function = Callable[..., Any]
 
 

@@ -11,8 +11,6 @@ from shoal.compiled.kernels import available, policy_address
 from shoal.compiled.policy import random_policy
 from shoal.compiled.task import Task
 
-__all__ = ["roll"]
-
 FRAME_FIELDS = ("reward", "terminated", "truncated", "episode_return", "episode_length")
 
 

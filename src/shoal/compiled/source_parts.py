@@ -14,11 +14,6 @@ import numpy as np
 from shoal.compiled.definition import Definition
 from shoal.spaces.leaves import Leaf
 
-__all__ = [
-    "action_shape", "clear_lines", "fill", "indented", "loops", "observe_lines", "policy_call", "row_shape",
-    "step_call", "take_lines", "wide_type", "wide_types",
-]  # fmt: skip
-
 INDICES = "INDICES"  # where a statement of `loops` has its indices
 
 

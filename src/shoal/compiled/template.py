@@ -29,8 +29,6 @@ from shoal.compiled.task import BEGINS, FRAME_FIELDS, PLACES, TALLY, extras_plac
 from shoal.memory.messages import STATUS_FINAL
 from shoal.native import AUTORESET
 
-__all__ = ["constants", "kernel_source", "policy_source"]
-
 # The arrays of lanes and frames that a kernel needs, and their types.
 TYPES = {"ended": "u1", "run_length": "i8", "reward": "f8", "terminated": "b1", "status": "u1"}
 # The rules of autoreset in the text have their model in shoal/envs/autoreset.py.

@@ -22,8 +22,6 @@ from shoal.memory.slab import Slab
 from shoal.spaces.leaves import assemble
 from shoal.worker.base import EnvBlock, Stepper, WorkerChannel
 
-__all__ = ["KernelStepper"]
-
 Array = npt.NDArray[Any]
 STEPPING, RESETTING, OBSERVING, UNKNOWN = 1, 2, 3, 4  # phases, as kernels number them
 DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe", UNKNOWN: "compiled code"}

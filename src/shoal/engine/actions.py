@@ -11,8 +11,6 @@ from shoal.engine.lane_table import LaneTable
 from shoal.spaces.leaves import Kind, Leaf, read_actions
 from shoal.support.checks import Ids
 
-__all__ = ["ActionWriter"]
-
 
 class ActionWriter:
     """Checks batches of actions, and writes them into the slab.

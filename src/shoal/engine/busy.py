@@ -14,8 +14,6 @@ import numpy as np
 
 from shoal.support.checks import Ids
 
-__all__ = ["BusyLanes", "HeldRequest"]
-
 
 @dataclass(frozen=True)
 class HeldRequest:

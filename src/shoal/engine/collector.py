@@ -21,8 +21,6 @@ from shoal.memory.messages import STATUS_NOTE, Note
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
-__all__ = ["Collector", "concurrent_use"]
-
 
 class Collector:
     """Takes answers of the lanes of one pool.

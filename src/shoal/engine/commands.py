@@ -16,8 +16,6 @@ from shoal.memory.packed_errors import PackedError
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
-__all__ = ["Arguments", "Call", "Commands"]
-
 Arguments = Callable[[list[int]], tuple[Any, ...]]  # those of a command, for some rows of its ids
 
 

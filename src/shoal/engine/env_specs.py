@@ -13,8 +13,6 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 from shoal.errors import SpaceMismatch
 from shoal.memory.messages import BlockSummary
 
-__all__ = ["EnvSpecs", "agree"]
-
 
 @dataclass(frozen=True)
 class EnvSpecs:

@@ -12,8 +12,6 @@ from shoal.errors import BadCall, BadEnv
 from shoal.memory.messages import LaneGroup
 from shoal.support.checks import Ids
 
-__all__ = ["LaneGroups", "choose_mode"]
-
 
 def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
     """The autoreset mode of a pool: as asked for, or one that all of its envs can do.

@@ -13,8 +13,6 @@ from shoal.engine.workers import Workers
 from shoal.memory.answers import Frames
 from shoal.memory.slab import Slab
 
-__all__ = ["LaneTable"]
-
 
 class LaneTable:
     """The lanes of one slab, as the caller sees them.

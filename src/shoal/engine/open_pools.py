@@ -9,8 +9,6 @@ from typing import Any
 
 from shoal.errors import PoolClosed, WrongProcess
 
-__all__ = ["add", "discard"]
-
 _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
 

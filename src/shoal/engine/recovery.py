@@ -30,8 +30,6 @@ from shoal.native.counters import POOL_RESTARTS
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
-__all__ = ["Recovery", "RecoveryPolicy"]
-
 log = logging.getLogger("shoal")
 NEVER_SEEN = 255  # no frame has this number
 SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are

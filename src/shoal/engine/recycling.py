@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from shoal.engine.workers import Workers
 
-__all__ = ["Recycling"]
-
 LOOK_EVERY = 0.02  # seconds between two looks at a worker's memory; each worker has its turn
 
 

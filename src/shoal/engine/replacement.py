@@ -9,8 +9,6 @@ from shoal.backends.base import Worker
 from shoal.errors import ShoalError, StartError
 from shoal.support.deadline import Deadline
 
-__all__ = ["Replacement"]
-
 
 class Replacement:
     """The start of one new worker.

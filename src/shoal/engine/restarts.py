@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Loss", "Restarts"]
-
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds before the second restart in a row, and before any
 
 

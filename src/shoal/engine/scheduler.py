@@ -38,8 +38,6 @@ from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note
 from shoal.support.checks import Ids
 from shoal.support.deadline import NEVER, Deadline
 
-__all__ = ["Scheduler"]
-
 
 class Scheduler:
     """Requests and answers of the lanes of one pool.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from shoal.engine.recovery import RecoveryPolicy
 from shoal.spaces.leaves import Leaf
 
-__all__ = ["SchedulerSettings"]
-
 
 @dataclass(frozen=True)
 class SchedulerSettings:

@@ -15,8 +15,6 @@ from shoal.memory.slab import Slab
 from shoal.state.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
 from shoal.support.deadline import Deadline
 
-__all__ = ["check", "restore", "take"]
-
 
 def take(scheduler: Scheduler, about: dict[str, Any], first_seeds: list[int | None], deadline: Deadline) -> Snapshot:
     """The state of all envs and of the pool. Steps that are under way are waited for first.

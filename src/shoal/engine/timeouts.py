@@ -16,8 +16,6 @@ from shoal.errors import SlowEnvWarning
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
-__all__ = ["Timeouts"]
-
 PATIENCE_NS = 10_000_000_000  # until a wait without any limit says what it is waiting for
 
 

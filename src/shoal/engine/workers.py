@@ -22,8 +22,6 @@ from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 
-__all__ = ["Workers"]
-
 AWAY = -1  # in the roster, instead of a process id: the worker is being replaced
 
 

@@ -10,8 +10,6 @@ from shoal.envs.pettingzoo import ParallelLanes, is_aec_env, is_parallel_env
 from shoal.envs.time_steps import TimeStepEnv, has_specs
 from shoal.envs.vector_envs import as_lanes
 
-__all__ = ["adapt"]
-
 
 def adapt(env: Any) -> Any:
     """The env itself if it is Gymnasium's, else a Gymnasium env around it, or one with a lane for each row or agent."""

@@ -29,8 +29,6 @@ from shoal.native import AUTORESET
 if TYPE_CHECKING:
     from shoal.envs.group import Answers
 
-__all__ = ["MODES", "RULES", "Autoreset", "Episodes", "Infos", "keep_finals", "with_final_info"]
-
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 

@@ -16,8 +16,6 @@ from gymnasium import Space
 from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.spaces.leaves import assemble, flatten, get_path
 
-__all__ = ["BatchedEnv", "RowsEnv"]
-
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 ENDED = "shoal_ended"  # among the saved arrays

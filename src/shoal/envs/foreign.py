@@ -6,8 +6,6 @@ from typing import Any
 
 import gymnasium
 
-__all__ = ["ForeignEnv"]
-
 
 class ForeignEnv(gymnasium.Env[Any, Any]):
     """An env of another library as a Gymnasium env. Attributes that Gymnasium's API does not have are the env's own.

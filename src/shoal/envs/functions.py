@@ -19,11 +19,6 @@ from gymnasium.envs.registration import EnvSpec, registry
 from shoal.envs.adapt import adapt
 from shoal.errors import BadEnv
 
-__all__ = [
-    "EnvFn", "FromSpec", "as_env_fns", "find_spec", "install_registry", "pickle_env_fns", "registry_additions",
-    "with_time_limit",
-]  # fmt: skip
-
 EnvFn = Callable[[], Any]
 
 

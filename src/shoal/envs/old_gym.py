@@ -16,8 +16,6 @@ from gymnasium import Space, spaces
 from shoal.envs.foreign import ForeignEnv
 from shoal.errors import BadEnv
 
-__all__ = ["OldGymEnv", "is_old", "modern_space"]
-
 
 def is_old(env: Any) -> bool:
     """Whether an env is written for the old `gym`: its spaces come from there, or its reset takes no seed."""

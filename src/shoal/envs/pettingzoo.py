@@ -20,8 +20,6 @@ from shoal.spaces.leaves import get_path
 from shoal.spaces.shared import SharedSpace
 from shoal.support.optional_dependencies import install
 
-__all__ = ["ParallelLanes", "is_aec_env", "is_parallel_env", "parallel_from_aec"]
-
 Array = npt.NDArray[Any]
 
 

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["quicken", "slow_down"]
-
 _NUMBERS = (float, int, np.float32, np.float64)
 _MODULES = ("tf_agents.trajectories.time_step", "tf_agents.trajectories")  # the second imports them by name
 _ONE, _ZERO = np.ones((), np.float32), np.zeros((), np.float32)

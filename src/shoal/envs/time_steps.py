@@ -20,8 +20,6 @@ from shoal.envs.foreign import ForeignEnv
 from shoal.envs.quick_time_steps import quicken
 from shoal.errors import BadEnv
 
-__all__ = ["FIRST", "LAST", "MID", "TimeStepEnv", "has_specs", "map_spec", "space_of"]
-
 FIRST, MID, LAST = 0, 1, 2
 MOST_CHOICES = 1 << 20  # a whole number with more values than this becomes a Box, not a Discrete
 

@@ -18,8 +18,6 @@ from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, BadObservation
 from shoal.spaces.leaves import Leaf, get_path
 
-__all__ = ["EnvPoolLanes", "PufferLanes", "VectorLanes", "as_lanes"]
-
 Array = npt.NDArray[Any]
 
 # The buffers that PufferLib's envs take as `buf`, and have as attributes.

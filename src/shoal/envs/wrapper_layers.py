@@ -6,8 +6,6 @@ from typing import Any
 
 import gymnasium
 
-__all__ = ["call_method", "get_attr", "has_attr", "is_wrapped", "name_of"]
-
 
 def get_attr(env: Any, name: str) -> Any:
     """The attribute of the outermost layer (wrapper or env) that has it."""

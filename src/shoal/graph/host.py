@@ -17,8 +17,6 @@ from shoal.pool import Pool
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 from shoal.wrappers.hosts import WrappedPool
 
-__all__ = ["Arrays", "FlatBatch", "GraphHost", "Received", "StepAnswer", "kept_errors", "own_errors", "pool_of"]
-
 Arrays = tuple[npt.NDArray[Any], ...]
 
 _KEPT = 64  # at most so many errors are kept: a program that ignores them must not collect them for ever

@@ -21,8 +21,6 @@ from shoal.memory.slab import Slab
 from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
 from shoal.support.checks import Ids
 
-__all__ = ["Frames", "Ready", "frames_to_lend"]
-
 FIELDS = ("reward", "terminated", "truncated", "began", "episode_return", "episode_length")
 
 

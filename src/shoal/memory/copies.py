@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["own_copy"]
-
 
 def own_copy(value: Any) -> Any:
     """Copy the containers and arrays in a value; other objects stay the same ones."""

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from shoal.native.layout import HEADER_BYTES
 
-__all__ = ["SIZE", "VERSION", "NoHeader", "OtherVersion", "read", "withdraw", "write"]
-
 MAGIC = b"shoal\0\r\n"
 VERSION = 1
 SIZE = HEADER_BYTES  # of the whole header in the slab

@@ -11,8 +11,6 @@ import cloudpickle
 
 from shoal.errors import EnvError, env_error
 
-__all__ = ["PackedError", "dumps", "pack_error"]
-
 
 def dumps(message: Any) -> bytes:
     """Pickle by the fast standard module, or, for classes that only this process has, by value with cloudpickle."""

@@ -26,8 +26,6 @@ from shoal.native import layout as table
 from shoal.spaces.leaves import Kind, Leaf, row_layout
 from shoal.support import processes
 
-__all__ = ["Field", "Layout", "Slab", "anonymous_file"]
-
 # The fields that a worker writes with every answer, beside the observation; all pools have them.
 FRAME_FIELDS = tuple(row.name for row in table.FIELDS if row.shape == ("frames", "lanes") and row.name != "present")
 # The plain fields that a lane has once, in no frame.

@@ -10,8 +10,6 @@ from shoal.support.cores import usable_cores
 if TYPE_CHECKING:
     from shoal.observe.stats import PoolStats
 
-__all__ = ["diagnosis"]
-
 FEWEST_BATCHES = 10  # fewer batches say nothing
 MUCH = 0.2  # a share of the time that is worth a change
 MOST = 0.5

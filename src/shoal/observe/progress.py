@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["progress"]
-
 
 @contextmanager
 def progress(total: float, timed: bool = False, shown: bool = True) -> Iterator[Callable[[str], None]]:

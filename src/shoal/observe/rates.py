@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from shoal.observe.running_pools import Look, RunningPool
 
-__all__ = ["PoolRates", "WorkerRates", "at_its_start", "between"]
-
 Numbers = npt.NDArray[Any]
 
 

@@ -24,8 +24,6 @@ from shoal.memory import header
 from shoal.support import processes
 from shoal.support.usage import UsageError
 
-__all__ = ["Gone", "Look", "RunningPool", "Unreadable", "check_process", "find", "find_in", "look"]
-
 LINK = re.compile(r"/memfd:shoal( \(deleted\))?")
 LARGEST = 1 << 25  # entries of one field; a header that claims more is damaged
 # The fields that are read: their type and number of axes, and the columns that a row must have.

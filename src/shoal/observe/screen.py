@@ -13,8 +13,6 @@ from rich.text import Text
 from shoal.observe.rates import PoolRates, WorkerRates
 from shoal.observe.words import plural
 
-__all__ = ["Screen"]
-
 BLOCK_LINES = 7  # lines of a pool's block, without the rows of its workers
 LONG = 1.0  # seconds in one env that are worth a remark
 MOST_NAMED = 4  # workers that a summary names

@@ -15,8 +15,6 @@ from shoal.native import counters as c
 from shoal.observe.diagnosis import diagnosis
 from shoal.observe.words import duration, plural
 
-__all__ = ["Counts", "EnvStats", "PoolStats", "Shares", "WorkerInfo", "WorkerStats"]
-
 Array = npt.NDArray[Any]
 NS = 1e-9
 EDGES = c.bucket_edges() * NS

@@ -22,8 +22,6 @@ from shoal.observe.running_pools import Gone, Look, RunningPool, Unreadable
 from shoal.observe.screen import HISTORY, Screen
 from shoal.support import processes
 
-__all__ = ["Watch", "top"]
-
 NOTHING = 1  # exit code
 SEARCHING = 0.02  # the share of the time that the search for new pools may take
 NO_POOL = "no pool of this user is running"

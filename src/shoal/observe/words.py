@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["duration", "plural", "size"]
-
 
 def duration(seconds: float) -> str:
     """Write a time with the unit that fits: 850 ns, 4.1 us, 12 ms, 1.3 s."""

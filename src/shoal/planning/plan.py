@@ -29,8 +29,6 @@ from shoal.support.cores import usable_cores
 from shoal.support.deadline import Deadline
 from shoal.worker.measurement import MEASURING, Measurement
 
-__all__ = ["Plan", "fixed_plan", "measured_plan", "predict", "spin_times", "with_plan"]
-
 WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
 
 CALLER = 4e-6  # the caller's own work per batch

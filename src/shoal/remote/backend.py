@@ -18,8 +18,6 @@ from shoal.remote.dispatcher import Dispatcher
 from shoal.remote.transport import make_transport
 from shoal.remote.worker import RemoteWorker, pack_assignment
 
-__all__ = ["MpiBackend", "RayBackend"]
-
 
 class RemoteBackend(Backend):
     """Each block of envs has a host, to which a transport carries messages."""

@@ -15,8 +15,6 @@ import threading
 import time
 from dataclasses import dataclass
 
-__all__ = ["BellMemory", "MachineBells", "home_of_this_process"]
-
 ROOM = 128  # bytes for each semaphore, so that no two share a cache line
 Home = tuple[str, str]  # a machine, and its table of processes
 _libc = ctypes.CDLL(None)

@@ -10,8 +10,6 @@ from typing import Any
 
 from shoal.remote.transport import Deliver, Link, Transport
 
-__all__ = ["DelayedTransport"]
-
 
 class DelayedTransport:
     """Wraps another transport and delays each of its messages, in both directions, by `seconds`.

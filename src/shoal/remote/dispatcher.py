@@ -16,8 +16,6 @@ from shoal.remote.transport import HostLost, Transport
 from shoal.remote.wire import is_words
 from shoal.remote.worker import RemoteWorker
 
-__all__ = ["Dispatcher"]
-
 LARGE = 1 << 18  # bytes; the dispatcher's thread writes longer answers, so that the thread that brought them is free
 
 

@@ -39,8 +39,6 @@ from shoal.remote.wire import AVERAGED, HOST_LIVES, RowsMessage, Wire, is_words,
 from shoal.spaces.leaves import flatten
 from shoal.support.deadline import NEVER, Deadline
 
-__all__ = ["BlockHost"]
-
 Array = npt.NDArray[Any]
 ONE = np.uint64(1)
 CLOSE_TIMEOUT = 5.0  # seconds for the envs' close; after that worker processes are killed

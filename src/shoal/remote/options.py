@@ -8,8 +8,6 @@ from typing import Any, TypeVar, get_type_hints
 
 from shoal.support.checks import check_choice, check_names, number, positive_number, whole_number
 
-__all__ = ["amount", "checked", "dictionary", "host_backend", "one_of", "seconds", "worker_count"]
-
 Options = TypeVar("Options")
 
 

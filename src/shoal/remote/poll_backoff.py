@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from shoal.remote.bell import MachineBells
 
-__all__ = ["PollBackoff", "PollTimes"]
-
 MEMORY = 8  # the number of waits that are remembered
 SHARE = 0.1  # a message that is late is looked for again after this share of the time for which it is late
 SHORTEST = 20e-6  # seconds; the shortest such sleep

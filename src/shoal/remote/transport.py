@@ -9,8 +9,6 @@ from typing import Any, Protocol
 
 from shoal.errors import WorkerDied
 
-__all__ = ["REMOTE", "Deliver", "HostLost", "Link", "Transport", "host_died", "in_words", "make_transport"]
-
 # The module and name that make the transport of a backend. It is imported on demand, as it needs a package of its own.
 REMOTE = {"ray": ("shoal.remote.ray.transport", "ray_transport"), "mpi": ("shoal.remote.mpi.transport", "MpiTransport")}
 

@@ -22,8 +22,6 @@ from shoal.memory.messages import STATUS_FINAL
 from shoal.memory.slab import FRAME_FIELDS, LANE_FIELDS, Slab
 from shoal.native import counters
 
-__all__ = ["RowsMessage", "Wire", "WireRows", "is_words", "lanes_index", "pack_words", "unpack_words"]
-
 Array = npt.NDArray[Any]
 
 WORDS, ROWS = b"w", b"r"

@@ -29,8 +29,6 @@ from shoal.support.deadline import Deadline
 if TYPE_CHECKING:
     from shoal.remote.dispatcher import Dispatcher
 
-__all__ = ["RemoteWorker", "pack_assignment"]
-
 Array = npt.NDArray[Any]
 WITH_REQUESTS = ("reset", "restart", "actions")  # commands that travel with the request that they belong to
 STACK_TIMEOUT = 1.0  # seconds to wait for a stack, which only improves a message

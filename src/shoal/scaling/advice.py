@@ -10,8 +10,6 @@ from shoal.scaling.model import ANSWER_LANE, LONGEST, MOST_LANES, PARTS, Costs, 
 from shoal.scaling.simulation import Prediction, simulate
 from shoal.support.checks import number, whole_number
 
-__all__ = ["Advice", "Cluster", "advise", "figure", "limits"]
-
 DEPTHS = (1, 2, 3, 4, 6, 8, 16, 32, 64)  # numbers of batches in flight that are tried
 MOST_DEPTH = 4096
 MARGIN = 0.97  # more batches or actors are chosen only if fewer reach less than this part of their rate

@@ -5,8 +5,6 @@ python benchmarks/scaling_model.py --parts constants --save
 
 from __future__ import annotations
 
-__all__ = ["COSTS", "MEASURED_ON"]
-
 MEASURED_ON = "Ray 2.60.0, Python 3.11.7, 2 cores"
 COSTS = {
     "batch": 9.5e-05,

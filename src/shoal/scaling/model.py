@@ -19,8 +19,6 @@ import numpy.typing as npt
 from shoal.scaling.measured import COSTS
 from shoal.support.checks import number, whole_number
 
-__all__ = ["PARTS", "Costs", "Setup", "StepTime", "bounds", "ceiling", "slowest_block"]
-
 Times = npt.NDArray[np.float64]
 
 # What can be the limit. Of equal parts, the first is named.

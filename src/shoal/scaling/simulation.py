@@ -26,8 +26,6 @@ from shoal.scaling.model import (
     bounds,
 )
 
-__all__ = ["Prediction", "simulate"]
-
 Array = npt.NDArray[np.float64]
 Lanes = npt.NDArray[np.int64]
 

@@ -17,8 +17,6 @@ from shoal.errors import BadAction, BadEnv, BadObservation
 from shoal.spaces.flat_rows import FlatRows, NumpyArrays
 from shoal.spaces.leaves import Leaf, Path, assemble, get_path, row_layout
 
-__all__ = ["ActionEmulation", "ActionPart", "Emulation"]
-
 Array = npt.NDArray[Any]
 
 _MOST = 2**63 - 1  # whole numbers of actions are checked as int64

@@ -12,8 +12,6 @@ from gymnasium import Space
 from shoal.errors import BadEnv, ShoalError
 from shoal.spaces.leaves import Leaf, array_leaves, as_array, part_of
 
-__all__ = ["FlatRows", "NumpyArrays"]
-
 Array = npt.NDArray[Any]
 
 

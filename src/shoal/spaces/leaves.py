@@ -19,11 +19,6 @@ from gymnasium import Space, spaces
 from shoal import native
 from shoal.errors import BadAction, BadEnv, BadObservation, ShoalError
 
-__all__ = [
-    "Kind", "Leaf", "array_leaves", "as_array", "assemble", "flatten", "get_path", "part_of", "read_actions",
-    "row_layout", "write_observation",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 Path = tuple[Any, ...]
 

@@ -16,8 +16,6 @@ from gymnasium import Space, spaces
 from shoal.errors import BadAction, BadEnv, BadObservation
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, write_observation
 
-__all__ = ["SharedSpace"]
-
 Array = npt.NDArray[Any]
 Crop = tuple[Any, ...]  # an index of the last dimensions: the part of the shared shape that a smaller array fills
 

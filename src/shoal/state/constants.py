@@ -20,8 +20,6 @@ from gymnasium import Space
 
 from shoal.state.datafile import CannotSave
 
-__all__ = ["ADVICE", "ATOMS", "MISSING", "Constants"]
-
 ADVICE = "give the env get_state() and set_state(state), which return and take plain data"
 MISSING = object()
 ATOMS = (type(None), bool, int, float, complex, str, bytes)

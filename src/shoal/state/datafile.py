@@ -28,11 +28,6 @@ import numpy.typing as npt
 
 from shoal.support.files import replacing
 
-__all__ = [
-    "CannotSave", "DataError", "Decoder", "Encoded", "Encoder", "decode", "encode", "read_document", "read_file",
-    "write_document", "write_file",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 Node = Any  # what JSON can hold: a list is a tag and its parts, all else stands for itself
 Place = Any  # where a value is, for messages: a text, or a pair of the place of its container and its key in that

@@ -48,8 +48,6 @@ from shoal.state.layers import (
 )
 from shoal.state.pickled import pickle_env
 
-__all__ = ["CannotSave", "EnvState", "load_env", "save_env"]
-
 
 @dataclass(frozen=True)
 class EnvState:

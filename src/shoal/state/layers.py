@@ -14,11 +14,6 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle, RecordConstructorArgs
 
-__all__ = [
-    "GENERATORS", "attributes", "class_names", "generators", "hides_state", "is_fixed", "layers_of", "possessive",
-    "put_attributes", "replace_attributes", "spaces_in",
-]  # fmt: skip
-
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 

@@ -16,8 +16,6 @@ from shoal.state.constants import ADVICE, ATOMS
 from shoal.state.datafile import CannotSave
 from shoal.state.layers import GENERATORS, attributes, class_names, layers_of, possessive
 
-__all__ = ["pickle_env"]
-
 
 def pickle_env(env: Any, reason: str) -> bytes:
     """The whole env as bytes, which were loaded once as a check.

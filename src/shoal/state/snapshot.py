@@ -20,8 +20,6 @@ from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.state.datafile import CannotSave, read_file, write_file
 from shoal.state.env_state import EnvState
 
-__all__ = ["Snapshot"]
-
 LANE_FIELDS = ("ended", "run_return", "run_length", "done_ns")  # beside the rows of the frames
 
 

@@ -11,11 +11,6 @@ import numpy.typing as npt
 
 from shoal.errors import BadAction
 
-__all__ = [
-    "Ids", "Options", "Seed", "check_choice", "check_ids", "check_names", "number", "positive_number", "spread_options",
-    "spread_seed", "whole_number",
-]  # fmt: skip
-
 Ids = npt.NDArray[np.int64]
 Options = dict[str, Any] | Sequence[dict[str, Any] | None] | None
 Seed = int | Sequence[int | None] | npt.NDArray[Any] | None

@@ -8,8 +8,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["affinity_cores", "cgroup_quota", "usable_cores"]
-
 
 def usable_cores() -> int:
     """Cores by affinity, cut by the cgroup's CPU quota; never `os.cpu_count()`, which counts the machine's."""

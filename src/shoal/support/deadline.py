@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Deadline"]
-
 LONGEST = 1e9  # seconds, 31 years: longer times do not fit into the clock's 64 bits
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["replacing"]
-
 
 @contextlib.contextmanager
 def replacing(path: Path, durable: bool = False) -> Iterator[BinaryIO]:

@@ -7,8 +7,6 @@ import importlib.util
 from collections.abc import Callable
 from types import ModuleType
 
-__all__ = ["modules_of"]
-
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:
     """A `__getattr__` for a package. An error in a module's import, such as an extra that is missing, is passed on."""

@@ -6,8 +6,6 @@ import importlib
 import re
 from typing import Any
 
-__all__ = ["install", "require"]
-
 
 def require(module: str, need: str, extra: str) -> Any:
     """Import a module of an extra. Raises ImportError with what needs it, as in "videos need ...", and the remedy."""

@@ -16,8 +16,6 @@ from shoal.observe.words import duration, plural, size
 from shoal.planning.plan import MOST_PROCESSES, Plan, predict
 from shoal.worker.measurement import Measurement
 
-__all__ = ["Candidate", "EnvCost", "Limits", "all_candidates", "in_order", "neighbours", "spin_variants"]
-
 MOST_ENVS = 1024  # the largest number that is tried if the user leaves it open
 WAITS = 0.2  # if an env waits for this part of its step or more, more workers than cores may pay
 PROCESS_START = 0.01  # seconds of a core for each worker process

@@ -9,8 +9,6 @@ from typing import Any
 
 from shoal.pool import Pool
 
-__all__ = ["PoolDriver"]
-
 
 class PoolDriver:
     """Resets a pool and then steps it, in full or in partial batches as the pool has them.

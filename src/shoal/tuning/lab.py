@@ -30,8 +30,6 @@ from shoal.tuning.driver import PoolDriver
 from shoal.worker.building import spaces_of
 from shoal.worker.measurement import MEASURING, as_one, time_steps
 
-__all__ = ["Lab", "LabLost", "LabPool"]
-
 ACTIONS = 16  # batches of sampled actions that are used again and again
 SOME_BYTES = bytes(4096)  # data for the stand-in of a policy to compute on
 

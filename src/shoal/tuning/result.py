@@ -18,8 +18,6 @@ from rich.text import Text
 from shoal.planning.plan import Plan
 from shoal.tuning.candidates import SIMPLEST, Candidate, EnvCost, Limits
 
-__all__ = ["HeatMap", "Trial", "TuneResult"]
-
 STATES = ("ran", "failed", "too large", "not tried", "waiting")
 COLOURS = {0.98: "#1a9850", 0.9: "#66bd63", 0.75: "#a6d96a", 0.5: "#fee08b", 0.25: "#fdae61", 0.0: "#d73027"}
 SIGNS = {"failed": "x", "too large": "!", "not tried": "."}

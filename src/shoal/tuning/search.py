@@ -36,8 +36,6 @@ from shoal.tuning.candidates import (
 from shoal.tuning.lab import LabLost, LabPool
 from shoal.tuning.result import Trial, TuneResult
 
-__all__ = ["Search"]
-
 Notify = Callable[[str], None]
 
 FIRST, SECOND = 0.45, 0.5  # the parts of the remaining time for the first two stages; the third has the rest

@@ -31,8 +31,6 @@ from shoal.spaces.leaves import flatten
 from shoal.state.env_state import EnvState, load_env, save_env
 from shoal.worker.building import close_envs, lanes_and_spaces, target_of
 
-__all__ = ["EnvBlock", "EnvPlace", "Stepper", "WorkerChannel"]
-
 Array = npt.NDArray[Any]
 WITH_THE_FIRST = "group"  # the kind of the state of a lane that was saved with the first lane of its env
 

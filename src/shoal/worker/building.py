@@ -14,11 +14,6 @@ from shoal.memory.messages import BlockSummary, LaneGroup
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.spaces.leaves import array_leaves
 
-__all__ = [
-    "BuildError", "build_envs", "close_envs", "identity_of", "lanes_and_spaces", "name_of", "refuse_shared",
-    "spaces_of", "target_of",
-]  # fmt: skip
-
 
 class BuildError(Exception):
     """The constructor of an env raised."""

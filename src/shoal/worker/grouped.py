@@ -20,8 +20,6 @@ from shoal.native import counters, twin
 from shoal.spaces.leaves import assemble
 from shoal.worker.base import EnvBlock, EnvPlace, Stepper, WorkerChannel
 
-__all__ = ["GroupStepper"]
-
 Array = npt.NDArray[Any]
 CLEARED = ("status", "episode_return", "episode_length")  # set to zero before each answer
 

@@ -9,8 +9,6 @@ from shoal.worker.base import EnvBlock, Stepper, WorkerChannel
 from shoal.worker.grouped import GroupStepper
 from shoal.worker.single import SingleStepper
 
-__all__ = ["make_stepper"]
-
 
 def make_stepper(block: EnvBlock, channel: WorkerChannel) -> Stepper:
     """Make the stepper of these envs. A group may bring its own: a method `make_stepper` with the same arguments."""

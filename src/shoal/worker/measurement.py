@@ -14,8 +14,6 @@ from shoal.envs.autoreset import MODES, RULES
 from shoal.envs.group import Answers, GroupEnv, is_group
 from shoal.spaces.leaves import flatten
 
-__all__ = ["MEASURING", "Measurement", "as_one", "time_steps"]
-
 MEASURING = "SHOAL_MEASURING"  # in the environment of a process that only measures an env, and leaves no traces
 
 SECONDS = 0.15  # how long the env is stepped

@@ -16,8 +16,6 @@ from shoal.native import twin
 from shoal.spaces.leaves import Kind, Leaf, assemble, write_observation
 from shoal.worker.base import EnvBlock, EnvPlace, Stepper, WorkerChannel
 
-__all__ = ["SingleStepper"]
-
 
 class SingleStepper(Stepper):
     """Runs envs with one lane each: lane `start + i` is `envs[i]`."""

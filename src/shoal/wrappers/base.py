@@ -16,11 +16,6 @@ from gymnasium import Space, spaces
 
 from shoal.support.checks import Ids
 
-__all__ = [
-    "Bound", "Rows", "Transform", "added_infos", "arrays_of", "bind_all", "box_parts", "part_of", "put_rows",
-    "take_rows", "with_parts",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 Part = str | None  # a key of a Dict space; None for a space that is no Dict
 

@@ -12,8 +12,6 @@ from gymnasium import Space, spaces
 from shoal.support.checks import check_choice, whole_number
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, part_of, with_parts
 
-__all__ = ["FrameStack", "is_image", "is_image_channels_first"]
-
 Order = Literal["first", "last"] | None
 
 

@@ -18,8 +18,6 @@ from shoal.pool import Pool
 from shoal.support.checks import Ids, check_ids
 from shoal.wrappers.base import Bound, Rows, Transform, added_infos, bind_all, put_rows, take_rows
 
-__all__ = ["WrappedPool", "WrappedVectorEnv", "wrap"]
-
 
 def wrap(envs: Any, *transforms: Transform) -> Any:
     """Wrap a Pool or any Gymnasium vector env: its batches go through these transforms, in this order."""

@@ -18,8 +18,6 @@ from shoal.memory.messages import RESTART_INFO
 from shoal.wrappers.base import Bound, Rows, Transform
 from shoal.wrappers.monitor import MonitorEpisodes
 
-__all__ = ["EpisodeLogger", "TensorBoardLogger", "WandbLogger"]
-
 # Imported by name when a logger is made: `import shoal.wrappers` must import no framework.
 SUMMARY_WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 WANDB = "wandb"

@@ -21,8 +21,6 @@ from gymnasium import Space
 from shoal.worker.measurement import MEASURING
 from shoal.wrappers.base import Bound, Rows, Transform
 
-__all__ = ["EXTENSION", "Monitor", "MonitorEpisodes", "ResultsWriter"]
-
 EXTENSION = "monitor.csv"
 
 

@@ -14,8 +14,6 @@ from shoal.errors import BadObservation
 from shoal.support.checks import Ids
 from shoal.wrappers.base import Array, Bound, Rows, Transform, arrays_of
 
-__all__ = ["CheckNan"]
-
 
 class CheckNan(Transform):
     """Looks for NaN, and for infinite values, in actions, observations and rewards.

@@ -18,8 +18,6 @@ from shoal.wrappers.frame_stack import is_image
 from shoal.wrappers.running import RunningMeanStd, merge_ranks, standardized
 from shoal.wrappers.statistics_files import SETTINGS, data_of, read_statistics, write_statistics
 
-__all__ = ["Normalize"]
-
 NO_MEAN = np.zeros(())  # rewards are scaled, but not shifted
 
 

@@ -10,8 +10,6 @@ from gymnasium import Space, spaces
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, part_of, with_parts
 from shoal.wrappers.frame_stack import is_image, is_image_channels_first
 
-__all__ = ["ExtractDictObs", "TransposeImage", "transpose", "transposed_space"]
-
 
 class TransposeImage(Transform):
     """Images as [channels, height, width], as convolutions in PyTorch need them. Other parts of a Dict stay as is.

@@ -12,8 +12,6 @@ from shoal.ranks import Ranks
 from shoal.state.datafile import DataError
 from shoal.wrappers.base import Array
 
-__all__ = ["RunningMeanStd", "merge_ranks", "standardized"]
-
 
 class RunningMeanStd:
     """Mean and variance over the first axis of all batches, merged by the parallel algorithm.

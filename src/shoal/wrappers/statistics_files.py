@@ -16,8 +16,6 @@ from shoal.state.datafile import DataError, read_document, read_file, write_docu
 from shoal.wrappers.base import Array
 from shoal.wrappers.running import RunningMeanStd
 
-__all__ = ["SETTINGS", "data_of", "read_statistics", "write_statistics"]
-
 KIND, VERSION = "shoal normalization", 2
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
 

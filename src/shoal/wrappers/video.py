@@ -15,8 +15,6 @@ from shoal.support.checks import whole_number
 from shoal.support.optional_dependencies import require
 from shoal.wrappers.base import Array, Bound, Rows, Transform
 
-__all__ = ["RecordVideo", "tile_images"]
-
 
 def tile_images(images: Sequence[Any]) -> Array:
     """Images [height, width, channels] as one: in a grid as square as can be, filled up with black."""

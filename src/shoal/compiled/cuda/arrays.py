@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from shoal.compiled.cuda.build import driver, simulated
 
-__all__ = ["DeviceArray", "Streams", "bindings", "is_capturing", "pointer_of"]
-
 CUDA_DEVICE = 2  # as DLPack numbers kinds of devices
 LEGACY_STREAM = 1
 

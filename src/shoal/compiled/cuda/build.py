@@ -18,8 +18,6 @@ from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
 from shoal.support.optional_dependencies import install
 
-__all__ = ["build", "check", "driver", "missing", "simulated"]
-
 
 def simulated() -> bool:
     """Say whether Numba only simulates a GPU: very slowly, but it finds mistakes."""

@@ -23,8 +23,6 @@ from shoal.errors import BadAction, BadCall
 from shoal.spaces.leaves import Leaf, get_path
 from shoal.support.checks import whole_number
 
-__all__ = ["CudaEnvs"]
-
 
 class CudaEnvs:
     """Many envs of one class on a GPU, stepped by one launch.

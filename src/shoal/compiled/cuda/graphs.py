@@ -9,8 +9,6 @@ from typing import Any
 from shoal.compiled.cuda.arrays import bindings, is_capturing
 from shoal.compiled.cuda.build import driver
 
-__all__ = ["Graphs"]
-
 MOST = 64  # graphs to keep: callers use the same few arrays again and again
 MOST_SEEN = 1024  # keys to remember: a caller may bring new arrays all the time
 

@@ -21,8 +21,6 @@ from shoal.errors import BadCall, PoolClosed
 from shoal.spaces.leaves import assemble
 from shoal.support.checks import check_choice
 
-__all__ = ["CudaOptions", "DeviceMemory", "DeviceRollout"]
-
 Array = npt.NDArray[Any]
 
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from shoal.compiled.cuda.envs import CudaEnvs
 from shoal.spaces.leaves import assemble, flatten, get_path
 
-__all__ = ["PoolEnvs", "make_envs"]
-
 Array = npt.NDArray[Any]
 OPTIONS = ("precision", "debug")  # those of env_kwargs that are not for the class
 

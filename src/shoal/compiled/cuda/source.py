@@ -28,11 +28,6 @@ from shoal.compiled.source_parts import (
 )  # fmt: skip
 from shoal.spaces.leaves import Leaf
 
-__all__ = [
-    "BLOCK", "KernelKind", "arguments", "constants", "has_columns", "kernel_source", "launch_bounds", "length_type",
-    "narrow",
-]  # fmt: skip
-
 BLOCK = 128  # threads of a block
 WARPS = 64  # of a multiprocessor: while some wait for memory others work, and envs with few numbers need few registers
 ENDED = -1  # in place of the length of an episode that has ended

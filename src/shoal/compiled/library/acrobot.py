@@ -11,8 +11,6 @@ from gymnasium import spaces
 from shoal import compiled
 from shoal.compiled.library.helpers import single, square
 
-__all__ = ["Acrobot"]
-
 DT = 0.2
 GRAVITY = 9.8
 CENTER = 0.5  # of a link; its length, mass and moment of inertia are all 1

@@ -8,8 +8,6 @@ from gymnasium import spaces
 
 from shoal import compiled
 
-__all__ = ["Blackjack"]
-
 
 @compiled.function
 def draw_card(rng: Any) -> Any:

@@ -10,8 +10,6 @@ from gymnasium import spaces
 from shoal import compiled
 from shoal.compiled.library.helpers import fill
 
-__all__ = ["Bricks"]
-
 SIZE = 64
 ROWS, COLUMNS = 6, 8
 BRICK_HEIGHT, BRICK_WIDTH = 3, SIZE // COLUMNS

@@ -10,8 +10,6 @@ from gymnasium import spaces
 
 from shoal import compiled
 
-__all__ = ["CartPole"]
-
 POLE_MASS = 0.1
 MASS = POLE_MASS + 1.0
 TAU = 0.02

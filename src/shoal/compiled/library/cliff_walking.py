@@ -8,8 +8,6 @@ from gymnasium import spaces
 
 from shoal import compiled
 
-__all__ = ["CliffWalking", "CliffWalkingSlippery"]
-
 ROWS, COLUMNS = 4, 12
 START = (ROWS - 1) * COLUMNS
 GOAL = ROWS * COLUMNS - 1

@@ -10,8 +10,6 @@ from gymnasium import spaces
 
 from shoal import compiled
 
-__all__ = ["MAPS", "FrozenLake", "FrozenLake8x8"]
-
 MAPS = {
     "4x4": ("SFFF", "FHFH", "FFFH", "HFFG"),
     "8x8": (

@@ -8,8 +8,6 @@ import numpy as np
 
 from shoal import compiled
 
-__all__ = ["fill", "single", "square", "square_single"]
-
 # If a square lies so close to the middle of two floats that pow may round either way (within 0.015 units in the last
 # place; glibc's pow errs by less than 0.01), then its rounding error times this reaches the next float.
 CLOSE = 1.0 + 2.0**-5

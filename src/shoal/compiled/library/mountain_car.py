@@ -11,8 +11,6 @@ from gymnasium import spaces
 from shoal import compiled
 from shoal.compiled.library.helpers import single
 
-__all__ = ["MountainCar", "MountainCarContinuous"]
-
 MIN_POSITION, MAX_POSITION = -1.2, 0.6
 MAX_SPEED = 0.07
 GOAL, CONTINUOUS_GOAL = 0.5, 0.45

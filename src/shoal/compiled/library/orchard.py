@@ -10,8 +10,6 @@ from gymnasium import spaces
 from shoal import compiled
 from shoal.compiled.library.helpers import fill
 
-__all__ = ["Orchard"]
-
 SIDE = 16  # cells
 CELL = 4  # pixels
 LOOKS = 8  # cells in which an apple may grow in a step

@@ -11,8 +11,6 @@ from gymnasium import spaces
 from shoal import compiled
 from shoal.compiled.library.helpers import square, square_single
 
-__all__ = ["Pendulum"]
-
 MAX_SPEED = 8.0
 MAX_TORQUE = np.float32(2.0)
 TORQUE_COST = np.float32(0.001)

@@ -9,8 +9,6 @@ from gymnasium import spaces
 
 from shoal import compiled
 
-__all__ = ["Taxi"]
-
 SIZE = 5
 IN_TAXI = 4
 PLACE_ROW = np.array([0, 0, 4, 4])

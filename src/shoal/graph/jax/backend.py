@@ -9,8 +9,6 @@ from shoal.backends.batched import RowsBackend
 from shoal.envs.batched import BatchedEnv
 from shoal.graph.jax.pool_envs import make_envs
 
-__all__ = ["JaxBackend"]
-
 
 class JaxBackend(RowsBackend):
     """Its state stays on the device; answers are copied from there."""

@@ -21,8 +21,6 @@ from shoal.errors import BadCall, PoolClosed
 from shoal.graph import host
 from shoal.graph.host import Arrays, GraphHost, Received, kept_errors
 
-__all__ = ["Binding", "bind", "jit", "own_errors"]
-
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 _shape: Any = jax.ShapeDtypeStruct
 _barrier: Any = jax.effects_barrier

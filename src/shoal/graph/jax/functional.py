@@ -33,8 +33,6 @@ from shoal.graph.jax.records import (
 from shoal.graph.jax.trees import key_data, named, restored, shaped, where, zeros
 from shoal.spaces.leaves import assemble
 
-__all__ = ["BatchedFunctionalEnv", "functional"]
-
 Policy = Callable[[Any, Any, jax.Array], Any]
 Tree = Any  # arrays, nested
 Stepped = tuple[FunctionalState, FunctionalStep]

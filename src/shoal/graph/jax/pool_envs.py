@@ -13,8 +13,6 @@ from shoal.errors import BadEnv
 from shoal.graph.jax.functional import BatchedFunctionalEnv
 from shoal.graph.jax.records import FunctionalState
 
-__all__ = ["DeviceEnvs", "make_envs"]
-
 Array = npt.NDArray[Any]
 
 

@@ -15,8 +15,6 @@ from shoal.errors import BadAction, BadCall, BadEnv
 from shoal.graph.jax.trees import cast, named, shaped, strong, widest
 from shoal.spaces.leaves import Kind, Leaf, assemble, flatten, get_path
 
-__all__ = ["Lane", "device_type", "read_leaf"]
-
 Tree = Any  # arrays, nested
 
 

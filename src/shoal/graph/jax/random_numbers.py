@@ -13,8 +13,6 @@ from shoal.errors import BadCall, BadEnv
 from shoal.graph.jax.protocols import device_type
 from shoal.spaces.leaves import Leaf
 
-__all__ = ["FAST", "draw", "is_int", "whole_seed", "words_of"]
-
 
 def draw(key: jax.Array, leaf: Leaf, count: int) -> Any:
     """Draw actions [count, ...] as Gymnasium samples them: uniform where the space is bounded."""

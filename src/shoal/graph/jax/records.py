@@ -10,11 +10,6 @@ import jax
 
 from shoal.errors import BadCall
 
-__all__ = [
-    "COLLECTED", "FunctionalOptions", "FunctionalState", "FunctionalStep", "RolloutSummary", "Spare", "Trajectory",
-    "check_one_of",
-]  # fmt: skip
-
 Tree = Any  # arrays, nested
 Autoreset = Literal["next_step", "same_step", "disabled"]
 Rng = Literal["threefry", "fast"]

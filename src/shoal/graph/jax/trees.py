@@ -10,8 +10,6 @@ import numpy as np
 
 from shoal.errors import CannotSnapshot
 
-__all__ = ["cast", "key_data", "named", "restored", "shaped", "strong", "where", "widest", "zeros"]
-
 Tree = Any  # arrays, nested
 
 

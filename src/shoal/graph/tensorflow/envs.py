@@ -18,8 +18,6 @@ from shoal.graph.tensorflow.functions import as_written, eager_errors, refuse
 from shoal.pool import Pool
 from shoal.spaces.leaves import assemble, get_path
 
-__all__ = ["InGraphBatchEnv", "InGraphEnv"]
-
 _CPU = "CPU:0"  # where callbacks run, and the only device that has every type
 _BATCH_ENV = ("step", "reset", "__len__", "observation_space", "action_space")
 _thread = threading.local()

@@ -13,8 +13,6 @@ import tensorflow as tf
 from shoal.errors import BadAction
 from shoal.graph.host import kept_errors, own_errors
 
-__all__ = ["as_written", "eager_errors", "function", "refuse"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 from shoal.graph.tensorflow.envs import InGraphBatchEnv
 from shoal.graph.tensorflow.functions import as_written
 
-__all__ = ["Algorithm", "Progress", "SimulationSummary", "simulate"]
-
 
 class Algorithm:
     """The methods that `simulate` calls while it steps; override what you need. Any object with these four will do.

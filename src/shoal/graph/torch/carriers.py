@@ -15,8 +15,6 @@ from torch import Tensor
 from shoal.errors import BadAction
 from shoal.graph.host import GraphHost
 
-__all__ = ["Buffers", "Cuda", "OnHost", "Pinned", "carrier_for", "type_of"]
-
 ALIGNED = 16  # bytes; compiled code expects that the memory of what an operator returns begins at a multiple of this
 BUFFERS = 2  # sets of pinned memory: one is filled while the other is still being copied
 

@@ -15,8 +15,6 @@ from shoal.graph.host import GraphHost, Received, StepAnswer
 from shoal.graph.torch.carriers import carrier_for, type_of
 from shoal.graph.torch.operators import Bridge, describe_outputs, operators
 
-__all__ = ["TorchEnv"]
-
 
 class TorchEnv:
     """A pool with tensors for observations, rewards and actions, in eager code and in compiled graphs alike.

@@ -26,8 +26,6 @@ from shoal.errors import PoolClosed
 from shoal.graph.host import GraphHost, own_errors
 from shoal.graph.torch.carriers import OnHost, Pinned
 
-__all__ = ["Bridge", "Operators", "describe_outputs", "operators"]
-
 _untyped: Any = torch
 _numbers = itertools.count(1)
 _bridges: dict[int, weakref.ref[Bridge]] = {}

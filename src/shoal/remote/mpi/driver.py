@@ -23,8 +23,6 @@ from shoal.remote.poll_backoff import PollBackoff
 from shoal.remote.transport import Deliver, HostLost, host_died, in_words
 from shoal.remote.wire import pack_words
 
-__all__ = ["Driver", "MpiLink", "driver_of"]
-
 WATCH_EVERY = 0.1  # seconds between two looks at whether the ranks of this machine are running
 LEAVE_TIMEOUT = 2.0  # seconds until the last messages to the ranks must be sent
 START_EXAMPLE = "mpiexec -n 3 python script.py (rank 0 drives, the two others serve)"

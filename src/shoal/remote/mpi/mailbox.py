@@ -20,8 +20,6 @@ from shoal.remote.poll_backoff import PollBackoff, PollTimes
 from shoal.support import processes
 from shoal.support.cores import usable_cores
 
-__all__ = ["HELLO", "INVITATION", "ORDERS", "TIMES", "URGENT", "Invitation", "Mailbox", "Peer", "new_tag"]
-
 # Tags on the caller's own communicator: a rank says that it serves; rank 0 invites it to a communicator of Shoal's.
 HELLO, INVITATION = 4711, 4712
 # Tags on Shoal's communicator: orders to a rank; orders that it must hear even while it steps envs; every greater tag

@@ -23,8 +23,6 @@ from shoal.remote.wire import unpack_words
 from shoal.support.checks import positive_number
 from shoal.support.deadline import NEVER, Deadline
 
-__all__ = ["check_serving", "serve"]
-
 URGENT_EVERY = 0.02  # seconds between two looks for urgent orders
 HUNG_TIMEOUT = 5.0  # seconds until an env of a host that was killed must return
 TERM_DELAY = 0.4  # seconds between SIGTERM and the end; mpiexec grants one second

@@ -16,8 +16,6 @@ from shoal.errors import StartError
 from shoal.ranks import MpiRanks, mpi_is_up, told_by_launcher, without_launcher
 from shoal.support.optional_dependencies import install
 
-__all__ = ["MEET_TIMEOUT", "join"]
-
 MEET_TIMEOUT = 20.0  # seconds
 # A process of its own, because nothing else runs in this one while MPI starts: mpi4py keeps the GIL. It ends when it
 # can read its input: MPI has started and something was written, or the rank has ended and closed the input.

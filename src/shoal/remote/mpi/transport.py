@@ -11,8 +11,6 @@ from shoal.remote.mpi.start import MEET_TIMEOUT
 from shoal.remote.options import checked, host_backend, seconds, worker_count
 from shoal.remote.transport import Deliver
 
-__all__ = ["MpiOptions", "MpiTransport"]
-
 
 @dataclass(frozen=True)
 class MpiOptions:

@@ -16,8 +16,6 @@ from typing import Any
 
 from shoal.remote.poll_backoff import PollTimes
 
-__all__ = ["MAX_CHANNELS", "SLOTS", "SLOT_BYTES", "TIMES", "TOO_LARGE", "RayChannel", "import_channels", "open_channel"]
-
 SLOT_BYTES = 1 << 15  # the size of the largest message
 TOO_LARGE = b""  # in place of answers that must be fetched by a call
 SLOTS = 4  # the number of messages that can be unread at a time

@@ -13,8 +13,6 @@ from typing import Any
 from shoal.errors import StartError
 from shoal.support.optional_dependencies import install
 
-__all__ = ["Cluster", "cluster", "connect", "import_ray"]
-
 REACH_TIMEOUT = 3.0  # seconds until a cluster must answer at its address
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # every gRPC server answers it
 NICENESS = "RAY_worker_niceness"

@@ -18,8 +18,6 @@ from shoal.remote.poll_backoff import PollBackoff
 from shoal.remote.ray.channel import SLOT_BYTES, TIMES, TOO_LARGE, RayChannel, open_channel
 from shoal.support.deadline import NEVER, Deadline
 
-__all__ = ["RayHost", "without_copy"]
-
 BY_BUFFER = 1 << 16  # bytes; a larger message travels as an array
 SWITCH_INTERVAL = 500e-6  # seconds for which an env that computes can keep threads with messages from the interpreter
 SHORTEST_POLL = 50e-6  # seconds to wait for local workers until the next look for messages

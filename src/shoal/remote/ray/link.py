@@ -16,8 +16,6 @@ from shoal.remote.ray.channel import MAX_CHANNELS, SLOT_BYTES, SLOTS, TIMES, TOO
 from shoal.remote.ray.host import without_copy
 from shoal.remote.transport import Deliver, HostLost
 
-__all__ = ["Listener", "RayLink"]
-
 IDLE_LOOK = 1.0  # seconds between two looks at whether links were killed
 
 

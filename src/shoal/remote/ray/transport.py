@@ -17,8 +17,6 @@ from shoal.remote.ray.host import RayHost
 from shoal.remote.ray.link import Listener, RayLink
 from shoal.remote.transport import Deliver, Transport
 
-__all__ = ["RayOptions", "RayTransport", "ray_transport"]
-
 ROOM_TIMEOUT = 5.0  # seconds until the cluster must know that the resources of a closed pool are free again
 MAX_CALLS = 32  # of one actor at a time
 UNLIMITED = 2**20  # the number of actors with room if they need nothing
