@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.compiled.definition import Definition, define
 from shoal.compiled.env import Env
-from shoal.envs.group import MODES
+from shoal.envs.autoreset import KERNEL_MODES
 from shoal.errors import BadEnv
 from shoal.support.cores import usable_cores
 
@@ -56,7 +56,7 @@ class CompiledEnvs:
         states: one record for each env; may be looked at and changed between steps.
     """
 
-    can_be_absent, modes = False, MODES
+    can_be_absent, modes = False, KERNEL_MODES
 
     def __init__(self, definition: Definition, num_envs: int, function: int, threads: int, debug: bool):
         self.definition, self.num_envs, self.function = definition, num_envs, function

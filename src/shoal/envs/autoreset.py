@@ -45,12 +45,14 @@ class Autoreset:
         begins_next: the first step after an episode's end begins the next episode.
         resets_at_once: the step that ends an episode also begins the next one, and needs room for the last observation.
         user_resets: the caller resets each lane that has ended.
+        in_kernels: compiled code, on CPUs and GPUs, knows the mode; envs in kernels refuse it otherwise.
     """
 
     name: str
     begins_next: bool = False
     resets_at_once: bool = False
     user_resets: bool = False
+    in_kernels: bool = False
 
     @property
     def number(self) -> int:
@@ -61,12 +63,13 @@ class Autoreset:
 RULES = {
     mode.name: mode
     for mode in (
-        Autoreset("next_step", begins_next=True),
-        Autoreset("same_step", resets_at_once=True),
-        Autoreset("disabled", user_resets=True),
+        Autoreset("next_step", begins_next=True, in_kernels=True),
+        Autoreset("same_step", resets_at_once=True, in_kernels=True),
+        Autoreset("disabled", user_resets=True, in_kernels=True),
     )
 }
 MODES = tuple(RULES)
+KERNEL_MODES = tuple(mode.name for mode in RULES.values() if mode.in_kernels)
 
 
 class Episodes:

@@ -16,7 +16,7 @@ from shoal.compiled.cuda.build import driver, simulated
 from shoal.compiled.cuda.source import has_columns, length_type, narrow
 from shoal.compiled.definition import Definition
 from shoal.compiled.source_parts import action_shape, row_shape
-from shoal.envs.group import MODES
+from shoal.envs.autoreset import KERNEL_MODES
 from shoal.errors import BadCall, PoolClosed
 from shoal.spaces.leaves import assemble
 from shoal.support.checks import check_choice
@@ -46,7 +46,7 @@ class CudaOptions:
     env_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("autoreset", self.autoreset, MODES)
+        check_choice("autoreset", self.autoreset, KERNEL_MODES)
         check_choice("precision", self.precision, ("single", "double"))
 
 
