@@ -18,7 +18,7 @@ ShoalError
 ├── WrongProcess        use in a forked child of the process that made the pool
 └── ConcurrentUse       two threads used one pool at the same time
 
-And a warning, SlowEnvWarning: somebody has waited for ten seconds without a limit.
+And two warnings. SlowEnvWarning: a wait without a limit has taken ten seconds. SlowCoreWarning: the C core is missing.
 
 A message says what happened, in which env, what was expected, what was found, and what to do next.
 """
@@ -45,6 +45,7 @@ __all__ = [
     "PoolClosed",
     "ResetNeeded",
     "ShoalError",
+    "SlowCoreWarning",
     "SlowEnvWarning",
     "SpaceMismatch",
     "StartError",
@@ -137,6 +138,10 @@ class CannotSnapshot(ShoalError, TypeError):
 
 class SlowEnvWarning(RuntimeWarning):
     """A wait without a limit takes long."""
+
+
+class SlowCoreWarning(RuntimeWarning):
+    """Shoal's C core is missing, so that its slower Python twin runs. `shoal.native.MISSING` says why."""
 
 
 class StepTimeout(ShoalError, TimeoutError):

@@ -18,7 +18,7 @@ __all__ = ["WorkerCounters", "bucket", "bucket_edges", "flat"]
 Array = npt.NDArray[Any]
 
 globals().update(layout.CONSTANTS)  # so that `counters.STAT_AT` is `layout.STAT_AT`
-QUICK_PASS_NS = 50_000
+QUICK_STEP_NS = 20_000  # envs that take no longer, on average, are not timed one by one
 POSTED_NS = 2  # in a worker's row of `worker_bells`, read as int64: since when a request waits
 
 if TYPE_CHECKING:
@@ -90,11 +90,10 @@ class WorkerCounters:
         Args:
             done: how many.
             took: their time.
-            clocks: when the first one began and when each one was done. None in a pass after one that took no longer
-                than QUICK_PASS_NS: all steps count as equally long then, since to read a clock for each would cost as
-                much as the steps themselves.
+            clocks: when the first one began and when each one was done. None in a pass after a quick one: all its
+                steps count as equally long, since to time each of them takes about a microsecond.
         """
-        self.slow = took > QUICK_PASS_NS
+        self.slow = took > QUICK_STEP_NS * done
         if clocks is not None:
             for i in range(done):
                 self.step(self._start + i, clocks[i + 1] - clocks[i])

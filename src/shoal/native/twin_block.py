@@ -435,19 +435,17 @@ class Block:
             self._done_ns[lane], self._answered[lane] = self._clock, self._requested[lane]
 
     def _move_all_on(self, slot: int, apart: list[int]) -> None:
+        base = slot * self._lane_count
+        kept = [(lane, self._run_return[lane], self._run_length[lane], self._episode_return[base + lane],
+                 self._episode_length[base + lane]) for lane in apart]  # fmt: skip
         (run_return, run_length), (reward, episode_return, episode_length) = self._own_runs, self._own_totals[slot]
-        if not apart:
-            np.add(run_return, reward, episode_return)
-            np.add(run_length, self._ones, episode_length)
-            run_return[:] = episode_return
-            run_length[:] = episode_length
-            return
-        moved = np.ones(len(self._own), np.bool_)
-        moved[[lane - self._start for lane in apart]] = False
-        np.add(run_return, reward, episode_return, where=moved)
-        np.add(run_length, self._ones, episode_length, where=moved)
-        np.copyto(run_return, episode_return, where=moved)
-        np.copyto(run_length, episode_length, where=moved)
+        np.add(run_return, reward, episode_return)
+        np.add(run_length, self._ones, episode_length)
+        run_return[:] = episode_return
+        run_length[:] = episode_length
+        for lane, *values in kept:
+            self._run_return[lane], self._run_length[lane] = values[:2]
+            self._episode_return[base + lane], self._episode_length[base + lane] = values[2:]
 
 
 class _Numbers(dict[Any, Any]):
