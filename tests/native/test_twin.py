@@ -125,8 +125,13 @@ def test_an_interrupt_leaves_the_rest_to_be_asked_again() -> None:
     assert rig.array("run_length").tolist() == [1] * 5
 
 
-@pytest.mark.parametrize("actions", [np.array([1, 2, 3]), np.array([1]), np.array([1, 2], np.int32), [1, 2],
-                                     None, np.array([1, 100]), np.array([-1, 1]), np.array([1.0, 2.0])], ids=repr)  # fmt: skip
+ODD_ACTIONS = [
+    np.array([1, 2, 3]), np.array([1]), np.array([1, 2], np.int32), [1, 2], None, np.array([1, 100]), np.array([-1, 1]),
+    np.array([1.0, 2.0]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("actions", ODD_ACTIONS, ids=repr)
 def test_what_needs_a_second_look_is_not_taken(actions: Any) -> None:
     rig = InlineRig(lanes=2)
     before = rig.snapshot(), rig.array("action.0").tolist()
