@@ -57,8 +57,7 @@ class WorkerCounters:
         lanes = slab.array("lane_stats")
         self._lanes, self._start = flat(lanes), start
         self._own = lanes[start:stop]
-        # Steps that are counted and not yet written, see `settle`: their number for each lane, their time, by bucket.
-        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
+        self._late: list[int] = []  # what passes took that are not counted yet; see `settle`
         self.slow = True
         slab.late_counters.add(self)
         self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
@@ -98,25 +97,23 @@ class WorkerCounters:
             for i in range(done):
                 self.step(self._start + i, clocks[i + 1] - clocks[i])
         elif done == len(self._own):
-            self._late_steps += 1
-            self._late_ns += took
-            self._late_times[bucket(took // done)] += done
+            self._late.append(took)
+            if len(self._late) > 4096:
+                self.settle()
         else:
             for lane in range(self._start, self._start + done):
                 self.step(lane, took // done)
 
     def settle(self) -> None:
-        """Write what `stepped` has only noted; called before the counters of single lanes are read."""
-        if not self._late_steps:
-            return
-        each, longest = self._late_ns // len(self._own), self._own[:, layout.LANE_LONGEST_NS]
-        self._own[:, layout.LANE_STEPS] += self._late_steps
-        self._own[:, layout.LANE_NS] += each
-        np.maximum(longest, each // self._late_steps, out=longest)
-        for i, count in enumerate(self._late_times):
-            if count:
-                self._times[i] += count
-        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
+        """Count the passes that `stepped` has only noted; called before the counters of single lanes are read."""
+        late, self._late = self._late, []
+        if late:
+            count, longest = len(self._own), self._own[:, layout.LANE_LONGEST_NS]
+            self._own[:, layout.LANE_STEPS] += len(late)
+            self._own[:, layout.LANE_NS] += sum(late) // count
+            np.maximum(longest, max(late) // count, out=longest)
+            for took in late:
+                self._times[bucket(took // count)] += count
 
     def episodes(self, count: int, returns: float, lengths: float) -> None:
         """Episodes have ended: the sums of their returns and lengths."""
