@@ -272,6 +272,7 @@ BASES = {
     "WrongProcess": RuntimeError,
     "ConcurrentUse": RuntimeError,
     "CannotSnapshot": TypeError,
+    "SlowCoreWarning": RuntimeWarning,
     "SlowEnvWarning": RuntimeWarning,
 }
 

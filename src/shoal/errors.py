@@ -4,7 +4,10 @@ Making a pool:   BadEnv, SpaceMismatch, StartError
 Using a pool:    BadAction, BadCall, CallPending, NothingPending, ResetNeeded, PoolClosed, WrongProcess, ConcurrentUse
 Faults of envs:  EnvError, BadObservation, WorkerDied, StepTimeout, CannotSnapshot; and a warning, SlowEnvWarning
 
-Many are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
+There are two warnings: SlowEnvWarning (a wait without a limit has taken ten seconds) and SlowCoreWarning (the C core is
+missing).
+
+Many errors are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
 EnvError is one of the env's own exception type. A message says what happened, in which env, what was expected, what was
 found, and what to do next.
 """
@@ -20,8 +23,8 @@ import gymnasium.error
 
 __all__ = [
     "BadAction", "BadCall", "BadEnv", "BadObservation", "CallPending", "CannotSnapshot", "ConcurrentUse", "EnvError",
-    "NothingPending", "PoolClosed", "ResetNeeded", "ShoalError", "SlowEnvWarning", "SpaceMismatch", "StartError",
-    "StepTimeout", "WorkerDied", "WrongProcess",
+    "NothingPending", "PoolClosed", "ResetNeeded", "ShoalError", "SlowCoreWarning", "SlowEnvWarning", "SpaceMismatch",
+    "StartError", "StepTimeout", "WorkerDied", "WrongProcess",
 ]  # fmt: skip
 
 
@@ -114,6 +117,10 @@ class StepTimeout(_OfSomeEnvs, TimeoutError):
 
 class SlowEnvWarning(RuntimeWarning):
     """A wait without a limit takes long. Its text names the envs that have not answered."""
+
+
+class SlowCoreWarning(RuntimeWarning):
+    """Shoal's C core is missing, so that its slower Python twin runs. `shoal.native.MISSING` says why."""
 
 
 class BadAction(ShoalError, ValueError):

@@ -74,7 +74,7 @@ def test_a_pool_says_what_it_is() -> None:
         found = about(pool)
         assert (found["env"], found["backend"], found["envs"], found["batch_size"]) == ("CountEnv", "threads", 7, 4)
         assert found["pid"] == os.getpid()
-        assert found["fields"]["stats"] == [pool._slab.layout.fields["stats"].offset, "<i8", [3, 8]]
+        assert found["fields"]["stats"] == [pool._slab.layout.fields["stats"].offset, "<i8", [3, layout.STAT_WIDTH]]
 
 
 class Wrapped(gymnasium.Wrapper[Any, Any, Any, Any]):

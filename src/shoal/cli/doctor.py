@@ -11,8 +11,10 @@ import shutil
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from shoal import native
 from shoal.support import processes
 
 # module -> the distribution that carries it
@@ -52,6 +54,7 @@ def facts() -> dict[str, Any]:
             "machine": os.cpu_count(),
         },
         "native": native_kind(),
+        "native_missing": native.MISSING,
         "start_method": start_method(),
         "memory_available": processes.available_memory(),
         "dev_shm": dev_shm(),
@@ -83,8 +86,6 @@ def find(module: str, distribution: str) -> str | None:
 
 def native_kind() -> str:
     """Return "native" for the C core, "twin" for the pure-Python one."""
-    from shoal import native
-
     return str(native.KIND)
 
 
@@ -120,17 +121,12 @@ def table(known: dict[str, Any]) -> Table:
 def _machine_lines(known: dict[str, Any]) -> list[tuple[str, str]]:
     cores, methods, shm = known["cores"], known["start_method"], known["dev_shm"]
     quota = "none" if cores["cgroup_quota"] is None else f"{cores['cgroup_quota']:g}"
-    core = {
-        "native": "native (C)",
-        "twin": "[yellow]twin (pure Python, slower; it needs Linux, a C compiler at install time "
-        "and no SHOAL_NATIVE=0)",
-    }
     return [
         ("cores usable", f"[bold green]{cores['usable']}"),
         ("  of the machine", str(cores["machine"])),
         ("  by affinity", str(cores["affinity"])),
         ("  by cgroup quota", quota),
-        ("core", core.get(known["native"], known["native"])),
+        ("core", _core_line(known)),
         ("start method", f"{methods['shoal']} (Python's own default: {methods['python']})"),
         ("memory available", _size(known["memory_available"])),
         ("/dev/shm", f"{_size(shm['size'])}, {_size(shm['free'])} free" if shm else "none"),
@@ -138,6 +134,15 @@ def _machine_lines(known: dict[str, Any]) -> list[tuple[str, str]]:
         ("python", f"{known['python']} on {known['platform']}"),
         ("gymnasium, numpy", f"{known['gymnasium']}, {known['numpy']}"),
     ]
+
+
+def _core_line(known: dict[str, Any]) -> str:
+    if known["native"] == "native":
+        return "native (C)"
+    if known["native_missing"] is None:
+        return "[yellow]twin (pure Python, slower), since SHOAL_NATIVE=0 asks for it"
+    text = f"twin (pure Python): the C core is missing: {known['native_missing']}. {native.REMEDY}"
+    return f"[yellow]{escape(text)}"
 
 
 def _integration_lines(known: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The slab's first bytes: what it is and where its counters lie, for whoever looks at it from another process.
+"""The slab's first bytes: what it is and where its counters lie, for readers in other processes.
 
     magic (8 bytes) | version (uint32) | length (uint32) | JSON of that length
 
@@ -34,7 +34,7 @@ class OtherVersion(Exception):
 
 
 def write(page: Page, facts: Mapping[str, Any]) -> None:
-    """Put the header into the first SIZE bytes of a slab; the magic last, so that who finds it finds the rest.
+    """Put the header into the first SIZE bytes of a slab; the magic last, so that it shows that the rest is there.
 
     Raises:
         ValueError: it does not fit.
@@ -48,7 +48,7 @@ def write(page: Page, facts: Mapping[str, Any]) -> None:
 
 
 def withdraw(page: Page) -> None:
-    """The pool is closed: nobody shall take it for a running one, though arrays of it may live on."""
+    """The pool is closed: readers shall not take it for a running one, though arrays of it may live on."""
     page[: len(MAGIC)] = 0
 
 

@@ -2,8 +2,8 @@
 
 A header says to other processes what this is. Control fields (one entry a lane or a worker) follow, then the actions,
 then the frames: `frames` copies of everything that a step writes. Workers write one frame while the learner still reads
-the one before. Under same_step, frames also have room for the last observations of episodes, whose place the first ones
-of the next have taken.
+the one before. Under same_step, frames also have room for the last observations of episodes, because
+the first ones of the next episodes stand in their place.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Layout:
 
         Args:
             finals: with the last observations of episodes.
-            absences: with a flag whether there is anybody in a lane.
+            absences: with a flag whether the agent of a lane is there.
             rows: with all leaves of a lane's observation in one piece, one row for each lane.
         """
         starts, row_bytes = row_layout(obs_leaves) if rows else ([], 0)
@@ -109,8 +109,8 @@ class Layout:
 class Slab:
     """The mapped region and numpy arrays on its fields.
 
-    `fd` is the region's only handle: no name in any file system, so that nothing is left behind whoever dies. Other
-    processes of the user may look at the region by it.
+    `fd` is the region's only handle: no name in any file system, so that nothing is left behind when a process dies.
+    Other processes of the user may look at the region by it.
     """
 
     def __init__(self, layout: Layout, memory: Any, fd: int | None):
@@ -131,7 +131,7 @@ class Slab:
         except OSError as error:
             if fd is not None:
                 os.close(fd)
-            if not shared:  # for want of a descriptor, say: nobody can look at this one
+            if not shared:  # for want of a descriptor, say: other processes cannot look at this one
                 return cls(layout, mmap.mmap(-1, layout.size), None)
             raise StartError(
                 f"no room for {layout.size:,} bytes of shared memory ({error}): use fewer envs or frames"
@@ -225,13 +225,13 @@ def anonymous_file(label: str) -> int:
     """A descriptor of a new file without a name; the label is what /proc shows of it."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(label, os.MFD_CLOEXEC)
-    # Elsewhere: a file that is unlinked before anybody could see it.
+    # Elsewhere: a file that is unlinked before it can be seen.
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
 def _check_room(layout: Layout) -> None:
-    """Refuse what cannot fit: the kernel would grant it now and kill somebody later."""
+    """Refuse what cannot fit: the kernel would grant it now and kill a process later."""
     available = processes.available_memory()
     if available is not None and layout.size > available:
         raise StartError(

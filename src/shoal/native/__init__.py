@@ -1,16 +1,23 @@
-"""Chooses the C core or its Python twin: `KIND` says which one runs, SHOAL_NATIVE=0 asks for the twin."""
+"""The engine's inner loop: posts requests in the slab, steps a block, collects answers; in C, with a twin in Python.
+
+`KIND` says which of the two runs; SHOAL_NATIVE=0 asks for the twin. May import `errors` and `support`. Read `layout`
+first, which has the table of all that lies in the slab, then `twin` for what Lanes and Block promise.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import SlowCoreWarning
 from shoal.native import layout, twin, twin_kernel
 
 __all__ = [
-    "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MIXED_SLOTS", "NOT_TAKEN", "OP_RESET",
-    "OP_RESTART", "OP_STEP", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes", "merge",
-    "outside", "standardize", "write_rows",
+    "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MISSING", "MIXED_SLOTS", "NOT_TAKEN",
+    "OP_RESET", "OP_RESTART", "OP_STEP", "REMEDY", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes",
+    "merge", "outside", "standardize", "write_rows",
 ]  # fmt: skip
 
 AUTORESET, MIXED_SLOTS = layout.AUTORESET, layout.MIXED_SLOTS
@@ -20,21 +27,37 @@ COLLECT_TIMEOUT, COLLECT_ALARM = layout.COLLECT_TIMEOUT, layout.COLLECT_ALARM
 IN_USE, NOT_TAKEN = layout.IN_USE, layout.NOT_TAKEN
 
 core: Any = None
+MISSING: str | None = None  # why the C core does not run, unless SHOAL_NATIVE=0 asks for the twin
 if os.environ.get("SHOAL_NATIVE", "1") != "0":
     try:
         from shoal.native import _core as core  # type: ignore[attr-defined,no-redef]
-    except ImportError:
-        core = None
+    except ImportError as error:
+        MISSING = f"it was not built when Shoal was installed, or cannot be loaded ({error})"
+    else:
+        if getattr(core, "LAYOUT_FINGERPRINT", None) != layout.FINGERPRINT:
+            core, MISSING = None, "it was built from other sources than those that are installed"
 
 KIND = "twin" if core is None else "native"
+# Figures of benchmarks/twin.py, for 1 to 64 envs under the serial backend.
+REMEDY = (
+    "Steps of envs that do nothing take about three times as long, those of CartPole up to twice. On Linux, install a "
+    "C compiler and Python's headers, then build Shoal again: pip install --force-reinstall --no-deps --no-cache-dir "
+    "--no-binary shoal shoal. Elsewhere there is no C core. SHOAL_NATIVE=0 says that the twin is wanted"
+)
 
+_warned = False
 _functions: Any = twin if TYPE_CHECKING or core is None else core
 outside, merge, standardize = _functions.outside, _functions.merge, _functions.standardize
 write_rows = _functions.write_rows
 
 
 def Lanes(*args: Any, **kwargs: Any) -> Any:
-    """The learner's side of the slab; see twin.Lanes for the contract."""
+    """The learner's side of the slab; see twin.Lanes for the contract. Warns once where the C core is missing."""
+    global _warned
+    if MISSING is not None and not _warned:
+        _warned = True
+        text = f"Shoal runs without its C core: {MISSING}. {REMEDY}."
+        warnings.warn(text, SlowCoreWarning, stacklevel=_caller_level())
     return twin.Lanes(*args, **kwargs) if core is None else twin.native_lanes(core, *args, **kwargs)
 
 
@@ -46,3 +69,11 @@ def Block(*args: Any, **kwargs: Any) -> Any:
 def Kernel(*args: Any) -> Any:
     """Envs in compiled code; see twin_kernel.Kernel for the contract."""
     return twin_kernel.Kernel(*args) if core is None else core.Kernel(*args)
+
+
+def _caller_level() -> int:
+    """How many frames the first one outside of Shoal lies above the caller of this."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "shoal":
+        level, frame = level + 1, frame.f_back
+    return level

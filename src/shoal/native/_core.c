@@ -1,4 +1,4 @@
-/* The module shoal.native._core: doorbells, lanes, block stepping, rows, kernels, bounds and moments in C; twin.py is its twin. */
+/* The module shoal.native._core: lanes, blocks, rows, kernels, bounds and moments in C; twin.py is its twin. */
 #if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
 #define Py_LIMITED_API 0x030c0000
 #endif

@@ -22,7 +22,7 @@ SHOAL_ALL_INSIDE(uint16_t)
 SHOAL_ALL_INSIDE(uint32_t)
 SHOAL_ALL_INSIDE(uint64_t)
 
-/* The first index whose value is outside [low, high] (a NaN is outside); bounds repeat every `period` items. */
+/* The first index at which the value is outside [low, high] (a NaN is outside); bounds repeat every `period` items. */
 #define SHOAL_SCAN(type)                                                                        \
     {                                                                                           \
         const type *v = values->buf, *lo = low->buf, *hi = high->buf;                           \

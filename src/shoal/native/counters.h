@@ -1,7 +1,7 @@
-/* Counters in the slab: where the time goes. counters.py says what each of them means, and counts alike.
+/* Counts in the slab what one worker does. layout.py says what each counter means; counters.py counts alike.
  *
- * Each has one writer, which adds without a lock; whoever reads may be in another process, and sees figures that are a
- * moment old. Nothing here reads a clock: the times are those that the core takes anyway. */
+ * Each counter has one writer, which adds without a lock. Readers may be in another process, and may see figures that
+ * are a moment old. Nothing here reads a clock: the times are those that the core takes anyway. */
 #ifndef SHOAL_COUNTERS_H
 #define SHOAL_COUNTERS_H
 

@@ -18,7 +18,7 @@ __all__ = ["WorkerCounters", "bucket", "bucket_edges", "flat"]
 Array = npt.NDArray[Any]
 
 globals().update(layout.CONSTANTS)  # so that `counters.STAT_AT` is `layout.STAT_AT`
-QUICK_PASS_NS = 50_000
+QUICK_STEP_NS = 20_000  # envs that take no longer, on average, are not timed one by one
 POSTED_NS = 2  # in a worker's row of `worker_bells`, read as int64: since when a request waits
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class WorkerCounters:
         lanes = slab.array("lane_stats")
         self._lanes, self._start = flat(lanes), start
         self._own = lanes[start:stop]
-        # Steps that are counted and not yet written, see `settle`: their number for each lane, their time, by bucket.
-        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
+        self._late: list[int] = []  # what passes took that are not counted yet; see `settle`
         self.slow = True
         slab.late_counters.add(self)
         self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
@@ -90,34 +89,31 @@ class WorkerCounters:
         Args:
             done: how many.
             took: their time.
-            clocks: when the first one began and when each one was done. None in a pass after one that took no longer
-                than QUICK_PASS_NS: all steps count as equally long then, since to read a clock for each would cost as
-                much as the steps themselves.
+            clocks: when the first one began and when each one was done. None in a pass after a quick one: all its
+                steps count as equally long, since to time each of them takes about a microsecond.
         """
-        self.slow = took > QUICK_PASS_NS
+        self.slow = took > QUICK_STEP_NS * done
         if clocks is not None:
             for i in range(done):
                 self.step(self._start + i, clocks[i + 1] - clocks[i])
         elif done == len(self._own):
-            self._late_steps += 1
-            self._late_ns += took
-            self._late_times[bucket(took // done)] += done
+            self._late.append(took)
+            if len(self._late) > 4096:
+                self.settle()
         else:
             for lane in range(self._start, self._start + done):
                 self.step(lane, took // done)
 
     def settle(self) -> None:
-        """Write what `stepped` has only noted; called before the counters of single lanes are read."""
-        if not self._late_steps:
-            return
-        each, longest = self._late_ns // len(self._own), self._own[:, layout.LANE_LONGEST_NS]
-        self._own[:, layout.LANE_STEPS] += self._late_steps
-        self._own[:, layout.LANE_NS] += each
-        np.maximum(longest, each // self._late_steps, out=longest)
-        for i, count in enumerate(self._late_times):
-            if count:
-                self._times[i] += count
-        self._late_steps, self._late_ns, self._late_times = 0, 0, [0] * layout.TIME_BUCKETS
+        """Count the passes that `stepped` has only noted; called before the counters of single lanes are read."""
+        late, self._late = self._late, []
+        if late:
+            count, longest = len(self._own), self._own[:, layout.LANE_LONGEST_NS]
+            self._own[:, layout.LANE_STEPS] += len(late)
+            self._own[:, layout.LANE_NS] += sum(late) // count
+            np.maximum(longest, max(late) // count, out=longest)
+            for took in late:
+                self._times[bucket(took // count)] += count
 
     def episodes(self, count: int, returns: float, lengths: float) -> None:
         """Episodes have ended: the sums of their returns and lengths."""

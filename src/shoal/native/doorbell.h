@@ -1,10 +1,10 @@
 /* Doorbells: a counter in shared memory that one side rings and the other waits for.
  *
- * Ringing is an atomic add, and a system call only if somebody sleeps for exactly that count.
+ * Ringing is an atomic add; it makes a system call only if the waiter sleeps and the count it wants is reached.
  * Waiting spins for a moment, then sleeps in the kernel, with a deadline, and returns on a signal.
  *
- * Who writes what:  count: ringers.   wake_at, waiting: the one waiter.   alarm: the supervisor.
- * posted_ns: the learner, if it is 0; the worker whose bell it is takes it. It tells how long waking takes.
+ * The ringers write `count`, the one waiter `wake_at` and `waiting`, the supervisor `alarm`. The learner writes
+ * `posted_ns` if it is 0, and the worker takes it: it tells how long waking takes.
  * The waiter stores `waiting` and then looks at `count`; a ringer adds to `count` and then looks at
  * `waiting`. Both in sequential consistency, so at least one of them sees the other. */
 #ifndef SHOAL_DOORBELL_H
@@ -23,11 +23,12 @@
 typedef struct {
     _Atomic uint32_t count;   /* how often it was rung, modulo 2^32 */
     _Atomic uint32_t wake_at; /* the count that the sleeper wants */
-    _Atomic uint32_t waiting; /* 1 while somebody sleeps */
+    _Atomic uint32_t waiting; /* 1 while the waiter sleeps */
     _Atomic uint32_t alarm;   /* how often the supervisor cried out */
     _Atomic int64_t posted_ns; /* since when a request waits */
     uint32_t pad[10];         /* a cache line of its own */
 } Bell;
+_Static_assert(sizeof(Bell) == 64, "a bell has a cache line of its own");
 
 #define SPIN_LOOKS 32
 
@@ -55,7 +56,7 @@ static inline int bell_reached(Bell *bell, uint32_t target) {
     return (int32_t)(atomic_load(&bell->count) - target) >= 0;
 }
 
-/* Whether there was somebody to wake. */
+/* Returns whether it had to wake the waiter. */
 static inline int bell_ring(Bell *bell, uint32_t times) {
     uint32_t count = atomic_fetch_add(&bell->count, times) + times;
     if (!atomic_load(&bell->waiting) || (int32_t)(count - atomic_load(&bell->wake_at)) < 0) return 0;

@@ -21,48 +21,26 @@ END = "<!-- end of the layout table -->"
 C_TYPES = {"u1": "uint8_t", "?": "uint8_t", "u4": "uint32_t", "u8": "uint64_t", "i8": "int64_t", "f8": "double"}
 
 _TEXT = """\
-/* Made by `python -m shoal.native.generate` from the table in layout.py: do not edit.
- *
- * Fields has one typed pointer for each field of the slab that has a fixed name, in the order of the table. */
+/* Made by `python -m shoal.native.generate` from the table in layout.py: do not edit. */
 #ifndef SHOAL_LAYOUT_H
 #define SHOAL_LAYOUT_H
 
-#include "compat.h"
 #include "doorbell.h"
 
 #define LAYOUT_FINGERPRINT {fingerprint}
-
 enum {{
 {constants}
 }};
 
+/* One pointer for each field of the slab that has a name of its own, in the order of the table. */
 typedef struct {{
 {fields}
 }} Fields;
-#define FIELDS {count}
-_Static_assert(sizeof(Fields) == FIELDS * sizeof(void *), "fields_read fills it as an array of pointers");
-_Static_assert(sizeof(Bell) == BELL_WORDS * sizeof(uint32_t), "a bell has a cache line of its own");
 
-/* On a cache line of its own, one for each thread. env, phase: what the kernel does; phase 0 where it does not say. */
+/* What a kernel counts for a thread, on a cache line of its own. env, phase: what it is doing; phase 0: unknown. */
 typedef struct {{
     int64_t {tally}, spare[{spare}];
 }} Tally;
-
-/* Points to the fields of a slab. `offsets` has one for each field, in bytes; -1 for one that this slab lacks. */
-static int fields_read(Fields *fields, char *slab, PyObject *offsets) {{
-    void *found[FIELDS];
-    if (!PyTuple_Check(offsets) || PyTuple_Size(offsets) != FIELDS) {{
-        PyErr_SetString(PyExc_ValueError, "one offset for each field is needed");
-        return -1;
-    }}
-    for (Py_ssize_t i = 0; i < FIELDS; i++) {{
-        Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(offsets, i));
-        found[i] = offset < 0 ? NULL : slab + offset;
-    }}
-    if (PyErr_Occurred()) return -1;
-    memcpy(fields, found, sizeof found);
-    return 0;
-}}
 
 #endif
 """
@@ -71,22 +49,21 @@ static int fields_read(Fields *fields, char *slab, PyObject *offsets) {{
 def c_header() -> str:
     """The text of layout.h."""
     named = [row for row in layout.FIELDS if not row.name.endswith(".i")]
-    fields = [f"    {row.c_type or C_TYPES[row.dtype]} *{row.name};" for row in named]
+    fields = [f"{row.c_type or C_TYPES[row.dtype]} *{row.name};" for row in named]
     return _TEXT.format(
-        fingerprint=layout.FINGERPRINT,
-        constants="\n".join(_filled(f"{name} = {value}," for name, value in layout.CONSTANTS.items())),
-        fields="\n".join(fields), count=len(fields), tally=", ".join(layout.TALLY), spare=8 - len(layout.TALLY),
+        fingerprint=layout.FINGERPRINT, tally=", ".join(layout.TALLY), spare=8 - len(layout.TALLY),
+        constants=_filled(f"{name} = {value}," for name, value in layout.CONSTANTS.items()), fields=_filled(fields),
     )  # fmt: skip
 
 
-def _filled(words: Iterable[str]) -> list[str]:
-    """Lines of words, each as full as it may be."""
-    lines = [" "]
-    for word in words:
-        if len(lines[-1]) + len(word) > 116:
-            lines.append(" ")
-        lines[-1] += ("   " if lines[-1] == " " else " ") + word
-    return lines
+def _filled(parts: Iterable[str]) -> str:
+    """Lines of whole parts, each line as full as it may be."""
+    lines = [""]
+    for part in parts:
+        if len(lines[-1]) + len(part) > 114:
+            lines.append("")
+        lines[-1] += f" {part}"
+    return "\n".join("   " + line for line in lines)
 
 
 def markdown() -> str:

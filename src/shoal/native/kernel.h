@@ -1,11 +1,11 @@
 /* Kernel: envs in compiled code, stepped by threads of its own and the caller.
  *
- * The envs are cut into pieces, a few for each thread. Who comes claims his own pieces first, so that an env stays with
- * the same core, and then those that others have not come to. The caller is one of the threads and waits for
- * pieces, not for threads: one that wakes up late finds nothing left and holds nobody up.
+ * The envs are cut into pieces, a few for each thread. Each thread first claims the pieces assigned to it, so that an
+ * env stays with the same core, and then takes unclaimed pieces of other threads. The caller is one of the threads. It
+ * waits for pieces, not for threads: a thread that wakes up late finds nothing left, and delays no one.
  *
- * A piece is claimed by moving its number up to that of the round, so a thread that still thinks of an older round
- * can claim nothing. What a round is about is written before its number, and stays until all pieces are done. */
+ * A thread claims a piece by moving the piece's number up to that of the round, so one that still has the number of an
+ * older round can claim nothing. The job of a round is written before its number, and stays until all are done. */
 #ifndef SHOAL_KERNEL_H
 #define SHOAL_KERNEL_H
 
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define PIECES_EACH 16       /* pieces for each thread, at most: who is done first takes those of others */
+#define PIECES_EACH 16       /* pieces for each thread, at most: a thread that is done first takes those of others */
 #define PIECE_ENVS 256       /* envs of a piece, at least */
 #define WORTH_A_THREAD 15000 /* ns of work from which on a thread is woken for it */
 #define BLOCK 128            /* envs that are taken through all that is to be done together: few enough for the cache */
@@ -257,7 +257,7 @@ static int kernel_settle(Kernel *self, int64_t began_ns, int64_t steps, int64_t 
     return (int)sum.status;
 }
 
-/* Steps all envs into the frame `slot` by these actions; the status bits of all answers, or -1 with an exception set. */
+/* Steps all envs into the frame `slot`; the status bits of all answers together, or -1 with an exception set. */
 static int kernel_step_all(Kernel *self, int slot, const void *actions) {
     int64_t *table = self->table, answered, began = now_ns();
     int64_t *action = &table[TASK_LEAVES + LEAF_ACTION], own = *action;

@@ -146,7 +146,7 @@ CONSTANTS: dict[str, int] = {
     "POST_OK": 0, "POST_BUSY_LANE": 1,  # what Lanes.post returns
     # What Lanes.collect and Lanes.step return in place of a count or a slot.
     "COLLECT_TIMEOUT": -1, "COLLECT_ALARM": -2, "COLLECT_RAISED": -3, "IN_USE": -4, "NOT_TAKEN": -5,
-    "MIXED_SLOTS": 255,  # the slot of a step whose lanes are not all in one frame
+    "MIXED_SLOTS": 255,  # the slot of a step, where its lanes are not all in one frame
     **{f"TASK_{name.upper()}": place for place, name in enumerate(TASK)}, "TASK_LEAVES": len(TASK),
     **{f"LEAF_{name.upper()}": place for place, name in enumerate(TASK_LEAF)}, "LEAF_PLACES": len(TASK_LEAF),
     "TASK_MOST": 1024,  # numbers of a task

@@ -1,10 +1,28 @@
-/* Leaf: where one innermost part of a space lies in the slab, and whether a Python array fits it. */
+/* Where the fields of the slab lie. Leaf: one innermost part of a space, and whether a Python array fits it. */
 #ifndef SHOAL_LEAF_H
 #define SHOAL_LEAF_H
 
 #include "compat.h"
+#include "layout.h"
 
 #define MAX_DIMS 32
+
+/* Points to the fields of a slab. `offsets` has one for each of them, in bytes; -1 for one that this slab lacks. */
+static int fields_read(Fields *fields, char *slab, PyObject *offsets) {
+    void *found[sizeof(Fields) / sizeof(void *)];
+    Py_ssize_t count = sizeof found / sizeof *found;
+    if (!PyTuple_Check(offsets) || PyTuple_Size(offsets) != count) {
+        PyErr_SetString(PyExc_ValueError, "one offset for each field is needed");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(offsets, i));
+        found[i] = offset < 0 ? NULL : slab + offset;
+    }
+    if (PyErr_Occurred()) return -1;
+    memcpy(fields, found, sizeof found);
+    return 0;
+}
 
 typedef struct {
     char *base;          /* of frame 0, lane 0 */

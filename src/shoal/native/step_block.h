@@ -18,6 +18,10 @@
 
 #include <stdlib.h>
 
+/* What a Block holds of Python: a list of bound env.step, one for each lane; an array [lanes, ...] or callable(lane) of
+ * actions; the callbacks. */
+enum { STEPS, ACTIONS, SPECIAL, FINISH, NOTE, STORE, FAILED, FLUSH, HELD };
+
 typedef struct {
     PyObject_HEAD
     Py_buffer slab;
@@ -30,9 +34,8 @@ typedef struct {
     int64_t waking;     /* how long the pass that is under way was waited for; for steppers that call `publish` */
     Py_ssize_t leaf_count;
     Leaf *leaves;
-    PyObject *steps;   /* list of bound env.step, one per lane of the block */
-    PyObject *actions; /* array [lanes, ...] or callable(lane) */
-    PyObject *copy_name, *special, *finish, *note, *store, *failed, *flush;
+    PyObject *held[HELD];
+    PyObject *copy_name;
     int noted;
     int was_reset; /* whether the lane that was just answered has begun an episode instead of a step */
 } Block;
@@ -40,27 +43,13 @@ typedef struct {
 static int block_traverse(PyObject *object, visitproc visit, void *arg) {
     Block *self = (Block *)object;
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(self->steps);
-    Py_VISIT(self->actions);
-    Py_VISIT(self->special);
-    Py_VISIT(self->finish);
-    Py_VISIT(self->note);
-    Py_VISIT(self->store);
-    Py_VISIT(self->failed);
-    Py_VISIT(self->flush);
+    for (int i = 0; i < HELD; i++) Py_VISIT(self->held[i]);
     return 0;
 }
 
 static int block_clear(PyObject *object) {
     Block *self = (Block *)object;
-    Py_CLEAR(self->steps);
-    Py_CLEAR(self->actions);
-    Py_CLEAR(self->special);
-    Py_CLEAR(self->finish);
-    Py_CLEAR(self->note);
-    Py_CLEAR(self->store);
-    Py_CLEAR(self->failed);
-    Py_CLEAR(self->flush);
+    for (int i = 0; i < HELD; i++) Py_CLEAR(self->held[i]);
     return 0;
 }
 
@@ -85,21 +74,14 @@ static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
                           &self->autoreset, &self->publish_each, &self->action_kind, &offsets, &PyTuple_Type, &leaves,
                           &PyList_Type, &steps, &actions, &PyTuple_Type, &callbacks))
         return -1;
-    if (!PyArg_ParseTuple(callbacks, "OOOOOO", &self->special, &self->finish, &self->note, &self->store,
-                          &self->failed, &self->flush)) {
-        self->special = self->finish = self->note = self->store = self->failed = self->flush = NULL;
+    PyObject *held[HELD] = {steps, actions};
+    if (!PyArg_ParseTuple(callbacks, "OOOOOO", &held[SPECIAL], &held[FINISH], &held[NOTE], &held[STORE], &held[FAILED],
+                          &held[FLUSH]))
         return -1;
+    for (int i = 0; i < HELD; i++) {
+        Py_INCREF(held[i]);
+        self->held[i] = held[i];
     }
-    Py_INCREF(self->special);
-    Py_INCREF(self->finish);
-    Py_INCREF(self->note);
-    Py_INCREF(self->store);
-    Py_INCREF(self->failed);
-    Py_INCREF(self->flush);
-    Py_INCREF(steps);
-    self->steps = steps;
-    Py_INCREF(actions);
-    self->actions = actions;
     if ((self->copy_name = PyUnicode_FromString("copy")) == NULL) return -1;
     if (PyList_Size(steps) != self->stop - self->start) {
         PyErr_SetString(PyExc_ValueError, "one step function per lane is needed");
@@ -177,18 +159,18 @@ static int block_store(Block *self, PyObject *observation, int64_t lane, int slo
         result = store_leaf(self, &self->leaves[i], observation, lane, slot);
     if (result == 0) return 0;
     PyErr_Clear();
-    return block_callback(self->store, lane, slot, observation, NULL);
+    return block_callback(self->held[STORE], lane, slot, observation, NULL);
 }
 
 static PyObject *block_action(Block *self, int64_t lane) {
     if (self->action_kind == ACTION_CALL) {
         PyObject *number = PyLong_FromLongLong(lane);
         if (number == NULL) return NULL;
-        PyObject *action = shoal_call(self->actions, &number, 1);
+        PyObject *action = shoal_call(self->held[ACTIONS], &number, 1);
         Py_DECREF(number);
         return action;
     }
-    PyObject *row = PySequence_GetItem(self->actions, lane);
+    PyObject *row = PySequence_GetItem(self->held[ACTIONS], lane);
     if (row == NULL || self->action_kind == ACTION_SCALAR) return row;
     /* A copy: envs keep and change their actions, and the slab will hold the next one. */
     PyObject *action = PyObject_CallMethodObjArgs(row, self->copy_name, NULL);
@@ -229,7 +211,7 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
         if (self->autoreset == AUTORESET_SAME_STEP) {
             self->noted = 1;
             int64_t began = COUNTING ? now_ns() : 0;
-            int outcome = block_callback(self->finish, lane, slot, observation, info);
+            int outcome = block_callback(self->held[FINISH], lane, slot, observation, info);
             if (COUNTING) self->at.stats[STAT_RESET_NS] += now_ns() - began;
             return outcome;
         }
@@ -239,7 +221,7 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     if (self->special_leaves) self->noted = 1;
     if (PyDict_Check(info) && PyDict_Size(info) == 0) return 0;
     self->noted = 1;
-    return block_callback(self->note, lane, slot, info, NULL);
+    return block_callback(self->held[NOTE], lane, slot, info, NULL);
 }
 
 static int block_step_lane(Block *self, int64_t lane) {
@@ -250,11 +232,11 @@ static int block_step_lane(Block *self, int64_t lane) {
         PyObject *op = PyLong_FromLong(self->at.op[lane]);
         if (op == NULL) return -1;
         self->noted = self->was_reset = 1;
-        outcome = block_callback(self->special, lane, slot, op, NULL);
+        outcome = block_callback(self->held[SPECIAL], lane, slot, op, NULL);
         Py_DECREF(op);
     } else {
         PyObject *action = block_action(self, lane);
-        PyObject *step = PyList_GetItem(self->steps, lane - self->start);
+        PyObject *step = PyList_GetItem(self->held[STEPS], lane - self->start);
         PyObject *result = action && step ? shoal_call(step, &action, 1) : NULL;
         Py_XDECREF(action);
         outcome = result == NULL ? -1 : block_accept(self, result, lane, slot);
@@ -263,22 +245,22 @@ static int block_step_lane(Block *self, int64_t lane) {
     if (outcome == 0) return 0;
     PyObject *error = shoal_take_exception();
     self->noted = 1;
-    outcome = block_callback(self->failed, lane, slot, error, NULL);
+    outcome = block_callback(self->held[FAILED], lane, slot, error, NULL);
     Py_XDECREF(error);
     return outcome;
 }
 
 static int block_flush(Block *self) {
     if (!self->noted) return 0;
-    PyObject *result = shoal_call(self->flush, NULL, 0);
+    PyObject *result = shoal_call(self->held[FLUSH], NULL, 0);
     if (result == NULL) return -1; /* an interrupt: next time */
     self->noted = 0;
     Py_DECREF(result);
     return 0;
 }
 
-/* Says which lane is being stepped (`lane` + 1, 0 for none) and since when, for whoever wonders why it takes so long
- * or why the process is gone. */
+/* Says which lane is being stepped (`lane` + 1, 0 for none) and since when: to be read by those that find it slow,
+ * or its process dead. */
 static inline void block_show(Block *self, int64_t lane, int64_t since) {
     __atomic_store_n(&self->at.stats[STAT_SINCE_NS], since, __ATOMIC_RELAXED);
     __atomic_store_n(&self->at.stats[STAT_AT], lane, __ATOMIC_RELEASE);
@@ -359,7 +341,7 @@ static PyObject *block_asked(PyObject *object, PyObject *out_object) {
     return PyLong_FromLongLong(count);
 }
 
-/* enter(lane): the env of this lane is about to be stepped, by whoever steps it. */
+/* enter(lane): the env of this lane is about to be stepped, by a stepper that writes the frames itself. */
 static PyObject *block_enter(PyObject *object, PyObject *args) {
     Block *self = (Block *)object;
     long long lane;
@@ -368,7 +350,7 @@ static PyObject *block_enter(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* leave(lane): it was. */
+/* leave(lane): the env of this lane was stepped. */
 static PyObject *block_leave(PyObject *object, PyObject *args) {
     Block *self = (Block *)object;
     long long lane;
@@ -383,7 +365,7 @@ static PyObject *block_leave(PyObject *object, PyObject *args) {
 }
 
 /* publish(ids, began_ns): these lanes, which were asked, have answered; for steppers that write the frames themselves.
- * One after the other, as given: whoever looks at the last of them sees all. */
+ * They answer one after the other, as given: when the last of them has answered, all have. */
 static PyObject *block_publish(PyObject *object, PyObject *args) {
     Block *self = (Block *)object;
     PyObject *ids_object;
@@ -459,7 +441,7 @@ static PyObject *block_begin(PyObject *object, PyObject *args) {
     self->at.run_length[lane] = 0;
     self->at.stats[STAT_EPISODES]++;
     if (block_store(self, observation, lane, slot) < 0) return NULL;
-    if (!(PyDict_Check(info) && PyDict_Size(info) == 0) && block_callback(self->note, lane, slot, info, NULL) < 0)
+    if (!(PyDict_Check(info) && PyDict_Size(info) == 0) && block_callback(self->held[NOTE], lane, slot, info, NULL) < 0)
         return NULL;
     Py_RETURN_NONE;
 }

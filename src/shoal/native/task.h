@@ -1,9 +1,9 @@
-/* Task: what a kernel is told, a table of numbers and addresses. The same in src/shoal/compiled/task.py.
+/* Task: what a kernel is told, a table of numbers and addresses; layout.py names its places.
  *
- * A kernel steps the envs from `start` up to `stop`, or resets them, into one frame. It writes observations, rewards, `terminated` and `status`
- * (the latter two in an env's first lane), and counts in `tally`; all other fields follow from these, and are filled in
- * by task_finish. It returns 0, or a negative number that is not -2 where an env has failed: the tally then says which, and the caller
- * goes on behind it. (These are the numbers by which functions of Numba return: this is their calling convention.) */
+ * A kernel steps the envs from `start` up to `stop`, or resets them, into one frame. It writes observations, rewards,
+ * `terminated` and `status` (the latter two in an env's first lane), and counts in `tally`; task_finish fills in all
+ * other fields, which follow from these. It returns 0, or a negative number that is not -2 where an env has failed: the
+ * tally then says which, and the caller goes on behind it. (By these numbers functions of Numba return.) */
 #ifndef SHOAL_TASK_H
 #define SHOAL_TASK_H
 

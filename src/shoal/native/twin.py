@@ -65,12 +65,13 @@ class Lanes:
         self._counts[layout.POOL_BEGAN_NS] = self._counts[layout.POOL_SINCE_NS] = time.monotonic_ns()
         self._taken = False
         self._alarmed = False
-        # For `step`: whether the caller itself steps all lanes, so that there is nobody to wait for.
+        # For `step`: whether the caller itself steps all lanes, so that it waits for no other thread.
         self._alone = len(bells) == 1 and getattr(bells[0], "silent", False)
         self._action = np.zeros((0,))
         self._bounds: tuple[Array, Array] | None = None
         self._limits: tuple[int, int] | None = None
         self._zeros, self._ones = bytes(len(state)), np.ones(len(state), np.uint64)
+        self._pending = bytes((layout.LANE_PENDING,)) * len(state)
         self._state_bytes, self._slot_bytes = flat(state), flat(self._slot)
         self._op_bytes = flat(self._op)
         self._status_rows = [flat(row) for row in self._status]
@@ -119,7 +120,7 @@ class Lanes:
         slot: int = (slots[0] + 1) % self._frames
         counts[layout.POOL_CALLER_NS] += began - counts[layout.POOL_SINCE_NS]
         self._action[...] = actions
-        self._state.fill(layout.LANE_PENDING)
+        self._state_bytes[:] = self._pending
         if slot != slots[0]:
             self._slot.fill(slot)
         if self._op_bytes.tobytes() != self._zeros:
@@ -137,7 +138,7 @@ class Lanes:
             self._in_use.release()
         if done < len(self._zeros):
             return layout.COLLECT_TIMEOUT
-        self._state.fill(layout.LANE_IDLE)
+        self._state_bytes[:] = self._zeros
         counts[layout.POOL_WAKE_NS] += now - self._done_ns.item(-1)
         counts[layout.POOL_BATCHES] += 1
         self._taken = True
@@ -246,7 +247,7 @@ class Lanes:
 
     def _wait(self, need: int, wanted: Array | None, deadline_ns: int) -> Array | int:
         while True:
-            if self._alarmed:  # first: where others are always ready, nobody would ever hear of the one that is gone
+            if self._alarmed:  # first: while others are ready again and again, a loss must still be reported
                 return layout.COLLECT_ALARM
             done = self._answered == self._requested
             # A lane that was reset alone has a leader that was asked nothing.
@@ -273,7 +274,7 @@ class Lanes:
         return np.arange(first, first + self._window)
 
     def alarm(self) -> None:
-        """Wake whoever waits in collect, which then returns layout.COLLECT_ALARM until heard()."""
+        """Wake the thread that waits in collect, which then returns COLLECT_ALARM until heard()."""
         self._alarmed = True
         self._bell.ring()
 

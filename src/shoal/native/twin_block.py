@@ -2,7 +2,7 @@
 
 The caller's own block steps all its lanes in one pass (`_pass_over_all`): it writes what all lanes have in common by
 NumPy, and the rest by memoryviews, which read and write a number several times as fast as arrays do. Workers in other
-threads and processes answer lane by lane (`_answer_each`), because somebody else waits for each answer.
+threads and processes answer lane by lane (`_answer_each`), because the learner waits for each answer.
 """
 
 from __future__ import annotations
@@ -121,10 +121,8 @@ class Block:
         own, count, frames = slice(self._start, self._stop), len(self._own), range(len(arrays["reward"]))
         self._zeros, self._ones = bytes(count), np.ones(count, np.int64)
         self._own_requested, self._own_answered = arrays["requested"][own], arrays["answered"][own]
-        self._own_done_ns, self._own_runs = (
-            arrays["done_ns"][own],
-            (arrays["run_return"][own], arrays["run_length"][own]),
-        )
+        self._own_done_ns = arrays["done_ns"][own]
+        self._own_runs = arrays["run_return"][own], arrays["run_length"][own]
         self._own_ended = flat(arrays["ended"][own])
         self._own_op, self._own_slot = flat(arrays["op"][own]), flat(arrays["slot"][own])
         self._own_actions: Any = self._actions[own] if self._at_once else None
@@ -187,7 +185,7 @@ class Block:
         """Step every lane that was asked for; returns how many. Raises only what `failed` or `flush` raises.
 
         Args:
-            whole: the caller, whose own block this is, has just asked all lanes to step into one frame.
+            whole: this is the caller's own block, and it has just asked all lanes to step into one frame.
         """
         self._stepped, self._clock = 0, time.monotonic_ns()
         began = self._clock
@@ -419,36 +417,28 @@ class Block:
 
     def _settle(self, slot: int, done: int, apart: list[int], clocks: list[int] | None) -> None:
         """Move on the episodes of the lanes that were stepped, but for those that are `apart`; then they answer."""
+        began, self._clock, self._stepped = self._clock, time.monotonic_ns(), done
+        self._counters.stepped(done, self._clock - began, clocks)
         base, count = slot * self._lane_count, len(self._own)
         if done < count or count < FEW:
             for lane in self._own[:done]:
                 if lane not in apart:
                     self._move_on(lane, base + lane)
-        else:
-            self._move_all_on(slot, apart)
-        began, self._clock, self._stepped = self._clock, time.monotonic_ns(), done
-        self._counters.stepped(done, self._clock - began, clocks)
-        if done == count >= FEW:
-            self._own_done_ns.fill(self._clock)
-            self._own_answered[:] = self._own_requested
+                self._done_ns[lane], self._answered[lane] = self._clock, self._requested[lane]
             return
-        for lane in self._own[:done]:
-            self._done_ns[lane], self._answered[lane] = self._clock, self._requested[lane]
-
-    def _move_all_on(self, slot: int, apart: list[int]) -> None:
+        totals = self._run_return, self._run_length, self._episode_return, self._episode_length
+        places = [(lane, lane, base + lane, base + lane) for lane in apart] if apart else ()
+        kept = [[total[i] for total, i in zip(totals, place, strict=True)] for place in places] if apart else ()
         (run_return, run_length), (reward, episode_return, episode_length) = self._own_runs, self._own_totals[slot]
-        if not apart:
-            np.add(run_return, reward, episode_return)
-            np.add(run_length, self._ones, episode_length)
-            run_return[:] = episode_return
-            run_length[:] = episode_length
-            return
-        moved = np.ones(len(self._own), np.bool_)
-        moved[[lane - self._start for lane in apart]] = False
-        np.add(run_return, reward, episode_return, where=moved)
-        np.add(run_length, self._ones, episode_length, where=moved)
-        np.copyto(run_return, episode_return, where=moved)
-        np.copyto(run_length, episode_length, where=moved)
+        np.add(run_return, reward, episode_return)
+        np.add(run_length, self._ones, episode_length)
+        run_return[:] = episode_return
+        run_length[:] = episode_length
+        for place, values in zip(places, kept, strict=True):
+            for total, i, value in zip(totals, place, values, strict=True):
+                total[i] = value
+        self._own_done_ns.fill(self._clock)
+        self._own_answered[:] = self._own_requested
 
 
 class _Numbers(dict[Any, Any]):

@@ -72,7 +72,7 @@ def write_rows(
                     return False
                 target[row] = value
     except Exception:
-        return False  # whoever writes it with care will see why
+        return False  # the caller then writes row by row, and says what is wrong
     return True
 
 

@@ -1,0 +1,215 @@
+/* Lanes: the learner's side of the slab, what its methods are made of: requests, waits for answers, and counters.
+ *
+ *     a request: the lane's frame slot moves on, its op is written, requested[lane] += 1, its worker is rung
+ *     an answer: a lane is ready when answered[lane] == requested[lane]; a wait ends when enough are
+ *
+ * requested is written here only, answered by the worker only: together they are the lane's sequence
+ * number, and a late answer to an older request can never be taken for the newer one.
+ * The pool's bell counts answers. It is a hint for when to look; the arrays are the truth. */
+#ifndef SHOAL_LANES_WAIT_H
+#define SHOAL_LANES_WAIT_H
+
+#include "compat.h"
+#include "counters.h"
+#include "kernel.h"
+#include "leaf.h"
+
+#include <stdlib.h>
+
+typedef struct { int64_t done_ns, lane; } Candidate;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer slab, state, owner;
+    Py_buffer leader;     /* [lanes]: the last lane of each one's group, which answers last; len 0: each is its own */
+    int64_t window;       /* how many neighbours are collected together; 0 for any */
+    int64_t lanes, frames, workers;
+    Fields at;
+    uint32_t alarm_seen;
+    Habit habit;
+    Candidate *candidates;
+    uint8_t *touched;     /* workers to ring in this post */
+    _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
+    PyObject *refusal;
+    int has_action;       /* whether actions are one array, described by: */
+    Leaf action;
+    Py_buffer low, high;  /* its bounds; len 0 for none */
+    int64_t *finished;    /* of each worker: when it was done with what was taken last, 0 for none of it */
+    int taken;            /* whether what was taken last is still to be handed over */
+    PyObject *kernel_object; /* steps all lanes at once; NULL where nothing does */
+    Kernel *kernel;
+} Lanes;
+
+static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
+    uint8_t *state = self->state.buf;
+    state[lane] = LANE_PENDING;
+    self->at.slot[lane] = (uint8_t)((self->at.slot[lane] + 1) % self->frames);
+    self->at.op[lane] = op;
+    uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
+    atomic_store_explicit(&self->at.requested[lane], sequence + 1, memory_order_release);
+    self->touched[((const int32_t *)self->owner.buf)[lane]] = 1;
+}
+
+static void lanes_ring_touched(Lanes *self, int64_t now) {
+    for (int64_t worker = 0; worker < self->workers; worker++)
+        if (self->touched[worker]) {
+            Bell *bell = &self->at.worker_bells[worker];
+            self->touched[worker] = 0;
+            if (COUNTING && atomic_load_explicit(&bell->posted_ns, memory_order_relaxed) == 0)
+                atomic_store_explicit(&bell->posted_ns, now, memory_order_relaxed);
+            bell_ring(bell, 1);
+        }
+}
+
+/* ---- where the caller's time goes -------------------------------------------------------------------------- */
+
+/* The caller has come back: it was elsewhere since its last call ended. */
+static inline void lanes_arrived(Lanes *self, int64_t now) {
+    self->at.pool_stats[POOL_CALLER_NS] += now - self->at.pool_stats[POOL_SINCE_NS];
+    self->at.pool_stats[POOL_SINCE_NS] = now;
+    self->taken = 0;
+}
+
+/* A wait is over, whatever it has brought. */
+static inline void lanes_waited(Lanes *self, int64_t began, int64_t now) {
+    if (!COUNTING) return;
+    self->at.pool_stats[POOL_WAIT_NS] += now - began;
+    self->at.pool_stats[POOL_SINCE_NS] = now;
+}
+
+/* What a wait has brought was taken; `finished` says when each worker was done with its part. Stragglers: how much
+ * sooner the answers would have been there if all workers had finished together. Not counted where something is still
+ * pending: then a worker that is done early has other requests to work on. */
+static void lanes_count_batch(Lanes *self, int64_t began, int64_t now) {
+    if (!COUNTING) return;
+    int64_t last = began, workers = 0, early = 0;
+    for (int64_t worker = 0; worker < self->workers; worker++)
+        if (self->finished[worker] > last) last = self->finished[worker];
+    for (int64_t worker = 0; worker < self->workers; worker++) {
+        int64_t finished = self->finished[worker];
+        if (finished == 0) continue;
+        self->finished[worker] = 0;
+        early += last - (finished > began ? finished : began);
+        workers++;
+    }
+    if (workers > 1 && memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) == NULL)
+        self->at.pool_stats[POOL_STRAGGLER_NS] += early / workers;
+    self->at.pool_stats[POOL_WAKE_NS] += now > last ? now - last : 0;
+    self->at.pool_stats[POOL_BATCHES]++;
+    self->taken = 1;
+}
+
+static inline int lanes_has_answered(Lanes *self, int64_t lane) {
+    return atomic_load_explicit(&self->at.answered[lane], memory_order_acquire) ==
+           atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
+}
+
+/* Its own answer counts as well as its leader's: a lane that was reset alone has a leader that was asked nothing. */
+static inline int lanes_is_ready(Lanes *self, int64_t lane) {
+    return ((const uint8_t *)self->state.buf)[lane] == LANE_PENDING && lanes_has_answered(self, lane) &&
+           (!self->leader.obj || lanes_has_answered(self, ((const int64_t *)self->leader.buf)[lane]));
+}
+
+/* Fills candidates with the ready lanes: of `wanted` if given, of all otherwise. */
+static int64_t lanes_scan(Lanes *self, const int64_t *wanted, int64_t wanted_count) {
+    int64_t ready = 0, count = wanted ? wanted_count : self->lanes;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t lane = wanted ? wanted[i] : i;
+        if (lanes_is_ready(self, lane)) {
+            self->candidates[ready].lane = lane;
+            self->candidates[ready++].done_ns = self->at.done_ns[lane];
+        }
+    }
+    return ready;
+}
+
+static int by_time(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    if (x->done_ns != y->done_ns) return x->done_ns < y->done_ns ? -1 : 1;
+    return x->lane < y->lane ? -1 : x->lane > y->lane;
+}
+
+static int by_lane(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    return x->lane < y->lane ? -1 : x->lane > y->lane;
+}
+
+/* Keeps of the candidates, which are ascending, those of the window that was complete first; none where there is no
+ * such window: then `missing` is how many answers the fullest one lacks. */
+static int64_t lanes_first_window(Lanes *self, int64_t ready, int64_t *missing) {
+    int64_t best = -1, best_ns = 0, fullest = 0;
+    for (int64_t i = 0, end; i < ready; i = end) {
+        int64_t window = self->candidates[i].lane / self->window, done_ns = 0;
+        for (end = i; end < ready && self->candidates[end].lane / self->window == window; end++)
+            if (self->candidates[end].done_ns > done_ns) done_ns = self->candidates[end].done_ns;
+        if (end - i > fullest) fullest = end - i;
+        if (end - i == self->window && (best < 0 || done_ns < best_ns)) { best = i; best_ns = done_ns; }
+    }
+    *missing = self->window - fullest;
+    if (best < 0) return 0;
+    memmove(self->candidates, self->candidates + best, sizeof(Candidate) * (size_t)self->window);
+    return self->window;
+}
+
+/* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult. */
+static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
+    for (;;) {
+        uint32_t count = atomic_load(&self->at.pool_bell->count);
+        uint32_t alarm = atomic_load(&self->at.pool_bell->alarm);
+        /* The alarm first: while other lanes are ready again and again, the loss of a worker must still be reported. */
+        if (alarm != self->alarm_seen) return COLLECT_ALARM;
+        int64_t ready = lanes_scan(self, wanted, need), missing = need - ready;
+        int windowed = wanted == NULL && self->window > 0 && need == self->window;
+        if (windowed) ready = lanes_first_window(self, ready, &missing);
+        if (ready >= need) return ready;
+        if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
+        int result;
+        Py_BEGIN_ALLOW_THREADS
+        result = bell_wait(self->at.pool_bell, count + (uint32_t)missing, alarm, deadline, spin_ns,
+                           &self->habit);
+        Py_END_ALLOW_THREADS
+        if (result == BELL_TIMEOUT) {
+            ready = lanes_scan(self, wanted, need);
+            if (windowed) ready = lanes_first_window(self, ready, &missing);
+            return ready >= need ? ready : COLLECT_TIMEOUT;
+        }
+    }
+}
+
+/* Runs the caller's own block, if it has one, and waits; no other thread may be inside meanwhile. */
+static int64_t lanes_run_and_wait(Lanes *self, PyObject *run, int64_t need, const int64_t *wanted,
+                                  int64_t deadline, int64_t spin_ns) {
+    if (atomic_exchange(&self->in_use, 1)) return IN_USE;
+    int64_t ready = 0;
+    if (run != Py_None) {
+        PyObject *stepped = shoal_call(run, NULL, 0);
+        if (stepped == NULL) ready = COLLECT_RAISED;
+        else Py_DECREF(stepped);
+    }
+    if (ready == 0) ready = lanes_wait(self, need, wanted, deadline, spin_ns);
+    atomic_store(&self->in_use, 0);
+    return ready;
+}
+
+static inline void lanes_note_finish(Lanes *self, int64_t lane) {
+    int64_t *finished = &self->finished[((const int32_t *)self->owner.buf)[lane]], done = self->at.done_ns[lane];
+    if (done > *finished) *finished = done;
+}
+
+/* Marks the first `need` candidates as taken. Their common slot, or -1 if they are not one run in one frame. */
+static int lanes_take(Lanes *self, int64_t need, int64_t *ids, int *status) {
+    uint8_t *state = self->state.buf;
+    int64_t first = self->candidates[0].lane;
+    int slot = self->at.slot[first];
+    for (int64_t i = 0; i < need; i++) {
+        int64_t lane = self->candidates[i].lane;
+        if (ids != NULL) ids[i] = lane;
+        state[lane] = LANE_IDLE;
+        if (COUNTING) lanes_note_finish(self, lane);
+        *status |= self->at.status[self->at.slot[lane] * self->lanes + lane];
+        if (lane != first + i || self->at.slot[lane] != self->at.slot[first]) slot = -1;
+    }
+    return slot;
+}
+
+#endif
