@@ -2,12 +2,10 @@
 
 Making a pool:   BadEnv, SpaceMismatch, StartError
 Using a pool:    BadAction, BadCall, CallPending, NothingPending, ResetNeeded, PoolClosed, WrongProcess, ConcurrentUse
-Faults of envs:  EnvError, BadObservation, WorkerDied, StepTimeout, CannotSnapshot; and a warning, SlowEnvWarning
+Faults of envs:  EnvError, BadObservation, WorkerDied, StepTimeout, CannotSnapshot
+Warnings:        SlowEnvWarning (a wait without a limit has taken ten seconds), SlowCoreWarning (the C core is missing)
 
-There are two warnings: SlowEnvWarning (a wait without a limit has taken ten seconds) and SlowCoreWarning (the C core is
-missing).
-
-Many errors are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
+Many are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
 EnvError is one of the env's own exception type. A message says what happened, in which env, what was expected, what was
 found, and what to do next.
 """
