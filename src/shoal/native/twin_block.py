@@ -272,7 +272,7 @@ class Block:
         """Write what env.step has returned into the frame, where all flags are False.
 
         Returns:
-            Whether return and length of the episode must still be moved on; not where it has ended.
+            Whether return and length of the episode must still be moved on; not where another one has begun.
         """
         if not isinstance(result, tuple) or len(result) != 5:
             raise TypeError(f"step must return a tuple (obs, reward, terminated, truncated, info), got {result!r}")
@@ -281,18 +281,17 @@ class Block:
             self._reward[at] = reward
         except (TypeError, ValueError):
             self._reward[at] = _number(reward)
-        ended = terminated or truncated
-        if ended:
+        if terminated or truncated:
             self._terminated[at], self._truncated[at] = bool(terminated), bool(truncated)
-            self._move_on(lane, at)
-            self._counters.episodes(1, self._run_return[lane], self._run_length[lane])
+            self._counters.episodes(1, self._run_return[lane] + self._reward[at], self._run_length[lane] + 1)
             if self._autoreset == layout.AUTORESET_SAME_STEP:
+                self._move_on(lane, at)
                 self._reset(self._finish, lane, slot, observation, info)
                 return False
             self._ended[lane] = 1
         self._write(lane, slot, observation)
         self._add_note(lane, slot, info)
-        return not ended
+        return True
 
     def _reset(self, callback: Callable[..., None], *args: Any) -> None:
         """Begin an episode by a callback; its time is that of a reset."""
@@ -311,9 +310,16 @@ class Block:
         """Write an observation; the callback `store` does it where a leaf is not exactly as its space says."""
         if not self._plain:
             self._noted = True
-        elif self._leaves_written(lane, slot, observation):
+        elif self._row_written(lane, slot, observation) or self._leaves_written(lane, slot, observation):
             return
         self._store(lane, slot, observation)
+
+    def _row_written(self, lane: int, slot: int, observation: Any) -> bool:
+        try:
+            self._rows[slot][lane - self._start][:] = observation
+        except (TypeError, ValueError, BufferError):
+            return False
+        return True
 
     def _leaves_written(self, lane: int, slot: int, observation: Any) -> bool:
         try:
@@ -426,17 +432,16 @@ class Block:
                     self._move_on(lane, base + lane)
                 self._done_ns[lane], self._answered[lane] = self._clock, self._requested[lane]
             return
-        totals = self._run_return, self._run_length, self._episode_return, self._episode_length
-        places = [(lane, lane, base + lane, base + lane) for lane in apart] if apart else ()
-        kept = [[total[i] for total, i in zip(totals, place, strict=True)] for place in places] if apart else ()
+        kept = [(lane, self._run_return[lane], self._run_length[lane], self._episode_return[base + lane],
+                 self._episode_length[base + lane]) for lane in apart]  # fmt: skip
         (run_return, run_length), (reward, episode_return, episode_length) = self._own_runs, self._own_totals[slot]
         np.add(run_return, reward, episode_return)
         np.add(run_length, self._ones, episode_length)
         run_return[:] = episode_return
         run_length[:] = episode_length
-        for place, values in zip(places, kept, strict=True):
-            for total, i, value in zip(totals, place, values, strict=True):
-                total[i] = value
+        for lane, *values in kept:
+            (self._run_return[lane], self._run_length[lane],
+             self._episode_return[base + lane], self._episode_length[base + lane]) = values  # fmt: skip
         self._own_done_ns.fill(self._clock)
         self._own_answered[:] = self._own_requested
 
