@@ -10,6 +10,7 @@ import pytest
 
 from envs import CountEnv
 from faults.kit import eventually
+from shoal.backends.base import BlockSpec
 from shoal.backends.processes import ProcessWorker
 from shoal.backends.threads import ThreadWorker
 from shoal.engine.workers import _built
@@ -32,7 +33,7 @@ class Builder(ThreadWorker):
     """Owns two envs, and builds them when it is told to: no thread is started."""
 
     def __init__(self, index: int, building: int | None = None, done: bool = False):
-        super().__init__(index, 2 * index, 2 * index + 2, [CountEnv] * 2)
+        super().__init__(BlockSpec(index, 2 * index, 2 * index + 2, [CountEnv] * 2))
         self._building = building
         if done:
             self._main_until_built()
@@ -71,9 +72,9 @@ def test_a_worker_says_which_env_it_builds(kind: str, gate: Path) -> None:
     fns: list[Any] = [CountEnv, functools.partial(SlowEnv, gate)]
     worker: ThreadWorker | ProcessWorker
     if kind == "threads":
-        worker = ThreadWorker(0, 5, 7, fns)
+        worker = ThreadWorker(BlockSpec(0, 5, 7, fns))
     else:
-        worker = ProcessWorker(0, 5, 7, pickle_env_fns(fns, 5), None, "forkserver")
+        worker = ProcessWorker(BlockSpec(0, 5, 7, pickle_env_fns(fns, 5)), None, "forkserver")
     assert worker.building is None
     worker.launch()
     try:

@@ -383,7 +383,7 @@ def broken(**changes: Any) -> Any:
         (broken(speed=np.float64(0)), r"observation\['speed'\]: expected shape"),
         (broken(gear=np.zeros(3)), r"observation\['gear'\]: expected type int64, found float64"),
         (broken(gear=["a"] * 3), r"observation\['gear'\]: expected type int64, found <U1"),
-        (broken(speed=[[1.0], [1.0, 2.0]]), r"observation\['speed'\] cannot be made into an array"),
+        (broken(speed=[[1.0], [1.0, 2.0]]), r"observation\['speed'\] cannot be made into one array"),
         (broken(camera=np.full((3, 5, 3, 3), 256)), r"\['camera'\]: expected type uint8, found int64 with values that"),
         (broken(camera=np.full((3, 5, 3, 3), -1)), r"\['camera'\]: expected type uint8, found int64 with values that"),
         (broken(pair=(np.full(3, 0.1), {"lamps": np.zeros((3, 3), np.int8)})), r"\['pair'\]\[0\]: .* do not fit"),

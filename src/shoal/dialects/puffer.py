@@ -55,11 +55,11 @@ class _Vectorized(PoolFace):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], seed: int | None, pool_options: dict[str, Any]):
-        self._first_env_fn = env_fns[0]
         self._driver: Any = None
         self._seed = seed
         self._last_ids: Array | None = None  # of the envs that were received, and not yet sent to
         self.pool = open_pool(list(env_fns), None, {"copy": False, **pool_options}, "PufferLib", partial=True)
+        self._first_env_fn = env_fns[0]
         self.num_envs = self.num_environments = len(env_fns)
         self.num_agents = self.pool.num_envs
         self.agents_per_batch = self.pool.batch_size

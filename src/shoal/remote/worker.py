@@ -194,7 +194,7 @@ class RemoteWorker(Worker):
             self._link.peek()
 
     def take(self, data: Any) -> None:
-        """Pass on a message of the host: rows to the slab, words to the caller who waits for them."""
+        """Pass on a message of the host: rows to the slab, words to the caller, which waits for them."""
         if not is_words(data):
             with self._lock:
                 if not self._detached:

@@ -170,7 +170,7 @@ def as_array(value: Any, leaf: Leaf, what: str, error: type[ShoalError]) -> Arra
     try:
         return np.asarray(value)
     except ValueError as cause:
-        raise error(f"{what}{leaf.name} cannot be made into an array: {cause}") from cause
+        raise error(f"{what}{leaf.name} cannot be made into one array: {cause}") from cause
 
 
 def read_actions(leaves: Sequence[Leaf], actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> list[Any]:
