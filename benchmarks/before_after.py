@@ -88,9 +88,7 @@ def main() -> None:
     """Read the command line and print a row for each cell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="the src folder of the older version")
-    parser.add_argument(
-        "new", type=Path, nargs="?", default=HERE, help="that of the newer one (default: this one)"
-    )
+    parser.add_argument("new", type=Path, nargs="?", default=HERE, help="that of the newer one (default: this one)")
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), metavar="NAME")
     parser.add_argument("--envs", nargs="+", type=int, default=[8, 64, 1024], metavar="N")
     parser.add_argument("--rounds", type=int, default=15)
