@@ -161,3 +161,9 @@ assert len(os.listdir("/proc/self/fd")) == before
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_picture_of_packages_is_that_of_the_code() -> None:
+    script = ROOT.parent.parent / "docs" / "pictures.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

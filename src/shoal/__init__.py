@@ -34,5 +34,5 @@ __all__ = [
     "Batch", "Plan", "Pool", "PoolStats", "Rollout", "Snapshot", "WorkerInfo", "entry_point", "install", "make",
     "serve", "tune", "uninstall", *errors.__all__,
 ]  # fmt: skip
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __getattr__ = modules_of(__name__)
