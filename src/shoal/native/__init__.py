@@ -6,6 +6,7 @@ first, which has the table of all that lies in the slab, then `twin` for what La
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import warnings
@@ -32,7 +33,8 @@ if os.environ.get("SHOAL_NATIVE", "1") != "0":
     try:
         from shoal.native import _core as core  # type: ignore[attr-defined,no-redef]
     except ImportError as error:
-        MISSING = f"it was not built when Shoal was installed, or cannot be loaded ({error})"
+        built = importlib.util.find_spec("shoal.native._core") is not None
+        MISSING = f"it cannot be loaded ({error})" if built else "it was not built when Shoal was installed"
     else:
         if getattr(core, "LAYOUT_FINGERPRINT", None) != layout.FINGERPRINT:
             core, MISSING = None, "it was built from other sources than those that are installed"
@@ -41,8 +43,8 @@ KIND = "twin" if core is None else "native"
 # Figures of benchmarks/twin.py, for 1 to 64 envs under the serial backend.
 REMEDY = (
     "Steps of envs that do nothing take about three times as long, those of CartPole up to twice. On Linux, install a "
-    "C compiler and Python's headers, then build Shoal again: pip install --force-reinstall --no-deps --no-cache-dir "
-    "--no-binary shoal shoal. Elsewhere there is no C core. SHOAL_NATIVE=0 says that the twin is wanted"
+    "C compiler and Python's headers, then install Shoal again from its folder: pip install --force-reinstall --no-deps . "
+    "Elsewhere there is no C core. SHOAL_NATIVE=0 says that the twin is wanted"
 )
 
 _warned = False
