@@ -137,7 +137,10 @@ def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
     name, reason = options.backend, ""
     if name == "auto" and options.survives_envs:
         # A caller that must survive its envs does not live with them, nor tries one out first.
-        name = "processes"
+        name, reason = (
+            "processes",
+            "not measured, because envs may crash or hang: processes keep them away from the caller",
+        )
     elif name == "auto" and isinstance(env, type) and hasattr(env, "__shoal_kernel__") and not options.isolate:
         missing = env.__shoal_missing__()  # type: ignore[attr-defined]
         name, reason = "compiled", "the class can be compiled"
@@ -192,7 +195,7 @@ def settle_plan(measured: Plan | None, backend: Backend, source: EnvSource, opti
     if not backend.batched:
         plan = replace(plan, num_workers=min(plan.num_workers, envs))
     if reason:
-        plan = replace(plan, reason=reason if backend.name == "compiled" else f"{plan.reason}; {reason}")
+        plan = replace(plan, reason=reason if measured is None else f"{plan.reason}; {reason}")
     return plan
 
 

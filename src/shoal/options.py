@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -157,8 +158,10 @@ def refuse_unknown_options(options: Mapping[str, Any]) -> None:
     known = {field.name for field in fields(PoolOptions)}
     unknown = [name for name in options if name not in known]
     if unknown:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f": did you mean {close[0]}?" if close else ""
         raise TypeError(
-            f"unknown option {', '.join(map(repr, unknown))}; what is meant for the env itself goes into "
+            f"unknown option {', '.join(map(repr, unknown))}{hint}; what is meant for the env itself goes into "
             f"env_kwargs={{{unknown[0]!r}: ...}}"
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import shoal
 from shoal.cli import doctor, main
 from shoal.support.optional_dependencies import install
 
@@ -166,3 +167,9 @@ def size_of_png(path: Path) -> tuple[int, int]:
     assert head.startswith(b"\x89PNG\r\n\x1a\n")
     width, height = struct.unpack(">II", head[16:24])
     return width, height
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main.main(["--version"])
+    assert (left.value.code, capsys.readouterr().out) == (0, f"shoal {shoal.__version__}\n")

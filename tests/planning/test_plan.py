@@ -286,3 +286,14 @@ def test_what_a_plan_does_not_allow_is_refused() -> None:
         shoal.make(Napping, plan=TUNED)
     with pytest.raises(TypeError, match="plan"):
         shoal.Pool(Napping, plan=7)  # type: ignore[arg-type]
+
+
+def test_the_plan_says_why_nothing_was_measured() -> None:
+    with shoal.Pool(Napping, 2, on_error="restart") as pool:
+        assert pool.plan.backend == "processes"
+        assert pool.plan.reason.startswith("not measured")
+
+
+def test_a_misspelt_option_is_told_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match="unknown option 'num_worker': did you mean num_workers"):
+        shoal.Pool(Napping, 2, num_worker=1)

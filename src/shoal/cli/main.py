@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 
 from rich.console import Console
 
+import shoal
 from shoal.cli import arguments
 from shoal.cli.arguments import Option
 from shoal.observe.progress import progress
@@ -52,6 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="shoal", description="Run many environments as one.")
+    parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         arguments.add_options(commands.add_parser(name, help=command.help, description=command.help), command.options)
