@@ -20,7 +20,7 @@ DEFAULT_START_METHOD = START_METHODS[0]
 PRELOAD = ["numpy", "gymnasium", "gymnasium.envs.classic_control", "cloudpickle", "shoal.backends.worker_main"]
 
 
-class _Server:
+class _ForkServer:
     """A forkserver of Shoal's own, started when the first worker is."""
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class _Server:
             return self._server.connect_to_new_process(fds)
 
 
-_server = _Server()
+_server = _ForkServer()
 
 
 def _renew_server() -> None:
     global _server
-    _server = _Server()
+    _server = _ForkServer()
 
 
 # A forked child must not talk to its parent's server: it starts one of its own.

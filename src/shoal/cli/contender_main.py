@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.cli.work import Work
 
 
-class Commands:
+class ContenderCommands:
     """The commands, one method for each, and the runner that they share."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def serve(pipe: Connection) -> None:
     """Answer each `(command, arguments)` with `(word, value)` until the other end is closed."""
     from shoal.support.usage import Skip
 
-    commands = Commands()
+    commands = ContenderCommands()
     while True:
         try:
             command, arguments = pipe.recv()

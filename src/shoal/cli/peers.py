@@ -13,7 +13,7 @@ from shoal.support import processes
 from shoal.support.usage import Skip
 
 
-class _Peer(VectorRunner):
+class _PeerRunner(VectorRunner):
     """A vector env `kind` of the module `library`, made from a list of functions that each make an env."""
 
     library: ClassVar[str]
@@ -29,7 +29,7 @@ class _Peer(VectorRunner):
         return getattr(library, self.kind)([self.work.env_fn()] * self.work.num_envs, **options)
 
 
-class GymnasiumSync(_Peer):
+class GymnasiumSync(_PeerRunner):
     """Gymnasium's loop over envs in the caller's process."""
 
     library, kind = "gymnasium.vector", "SyncVectorEnv"
@@ -41,7 +41,7 @@ class GymnasiumAsync(GymnasiumSync):
     kind, process_per_env = "AsyncVectorEnv", True
 
 
-class _CountingPeer(_Peer):
+class _CountingPeer(_PeerRunner):
     """A peer with a method of its own for seeds, and with resets that it or its trainer makes within a step."""
 
     def __init__(self, work: Work) -> None:
@@ -112,7 +112,7 @@ class TianshouShmem(TianshouDummy):
     kind, process_per_env = "ShmemVectorEnv", True
 
 
-class PufferSerial(_Peer):
+class PufferSerial(_PeerRunner):
     """PufferLib's loop in the caller's process."""
 
     requires = "pufferlib"
@@ -134,7 +134,7 @@ class PufferMultiprocessing(PufferSerial):
     kind, spins_when_idle = "Multiprocessing", True
 
 
-class EnvPoolRunner(_Peer):
+class EnvPoolRunner(_PeerRunner):
     """EnvPool's own C++ envs, if it has one of the same name."""
 
     requires = library = "envpool"

@@ -42,7 +42,7 @@ def as_lanes(env: Any) -> Any:
     return None
 
 
-class _Lanes(GroupAdapter):
+class _BatchLanes(GroupAdapter):
     """What these adapters have in common: all rows are stepped at once, and observations are copied into the batch."""
 
     def _begin_all(self, obs: Any, out: Answers) -> None:
@@ -70,7 +70,7 @@ def _checked(leaf: Leaf, value: Any, count: int) -> Array:
     return array
 
 
-class VectorLanes(_Lanes):
+class VectorLanes(_BatchLanes):
     """A Gymnasium vector env. One that leaves resets to the caller can be used with "same_step" as well."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any]):
@@ -122,7 +122,7 @@ class VectorLanes(_Lanes):
         return {name: value for name, value in infos.items() if name not in ("final_obs", "_final_obs")}
 
 
-class EnvPoolLanes(_Lanes):
+class EnvPoolLanes(_BatchLanes):
     """An EnvPool, or an env with the same methods, in its synchronous mode."""
 
     modes = ("next_step",)
@@ -146,7 +146,7 @@ class EnvPoolLanes(_Lanes):
         return _columns(infos, rows)
 
 
-class PufferLanes(_Lanes):
+class PufferLanes(_BatchLanes):
     """An env of PufferLib's kind: it has a row for each agent, arrays of its own, and begins episodes at once.
 
     If the pool has just one frame and the env takes `buf`, the env writes its observations into the batch, and nothing

@@ -153,7 +153,7 @@ class FakeRay:
 def test_only_the_cluster_that_we_have_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay()
     monkeypatch.setattr(cluster_of, "import_ray", lambda: fake)
-    cluster = cluster_of.Cluster()
+    cluster = cluster_of.RayCluster()
     _, ours = cluster.enter(None)
     cluster.enter(None)
     cluster.leave(ours)

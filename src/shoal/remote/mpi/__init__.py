@@ -8,7 +8,7 @@
 It imports the modules of `remote`, and mpi4py only when a rank serves or a pool asks for it. Read `transport` first,
 then `driver` (rank 0's side) and `serve` (the other ranks' side).
 
-The way of one message: `MpiLink.post` sends it by the `Mailbox` of the `Driver`, with the tag of its host. The `Server`
+One message: `MpiLink.post` sends it by the `Mailbox` of the `Driver`, with the tag of its host. The `MpiServer`
 of the rank gives it to the host of this tag, and sends back what the host answers. One thread of rank 0 takes the
 answers of all ranks, for all pools.
 """

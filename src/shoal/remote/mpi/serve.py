@@ -72,7 +72,7 @@ def _serve(comm: Any) -> None:
         sys.path += [folder for folder in invitation.path if folder not in sys.path]
         rank = comm.Get_rank()
         bells = MachineBells(invitation.bells, rank, {0: invitation.bells.home, rank: me.home})
-        Server(comm.Dup(), me.where, bells).run()
+        MpiServer(comm.Dup(), me.where, bells).run()
 
 
 def _leave_later(number: int, frame: Any) -> None:
@@ -95,7 +95,7 @@ def _await_invitation(mail: Mailbox, rank: int) -> Invitation | None:
         backoff.wait()
 
 
-class Server:
+class MpiServer:
     """Runs the hosts that rank 0 has given to this rank, one for each block of envs.
 
     One thread takes messages and steps envs in turns. A second thread takes urgent orders meanwhile: rank 0 wants to

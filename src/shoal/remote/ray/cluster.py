@@ -27,7 +27,7 @@ def import_ray() -> Any:
     return ray
 
 
-class Cluster:
+class RayCluster:
     """Connects this process to Ray, and ends the cluster after its last user if it was started here."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Cluster:
                     ray.shutdown()
 
 
-cluster = Cluster()
+cluster = RayCluster()
 
 
 def _address(ray: Any) -> str:
