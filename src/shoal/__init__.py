@@ -22,7 +22,7 @@ for _name, _place in {
     "threads": "shoal.backends.threads:ThreadBackend",
     "processes": "shoal.backends.process_backend:ProcessBackend",
     "hybrid": "shoal.backends.process_backend:HybridBackend",
-    "jax": "shoal.graph.jax.backend:JaxBackend",
+    "jax": "shoal.graph.jax_backend:JaxBackend",
     "compiled": "shoal.compiled.backend:CompiledBackend",
     "cuda": "shoal.compiled.backend:CudaBackend",
     "ray": "shoal.remote.backend:RayBackend",

@@ -54,21 +54,19 @@ class Pool:
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
         parts = building.build(env, num_envs, self.options, self._break)
+        # What `close` needs comes first: an interrupt leaves a pool that can be closed.
+        self._workers, self._slab, self._scheduler = parts.workers, parts.slab, parts.scheduler
+        self._fault = None
         shape = self._shape = parts.shape
         self.plan, self.data, self.specs = parts.plan, parts.frames, shape.specs
         self.num_envs, self.batch_size, self.frames = shape.lanes, shape.batch_size, shape.frames
         self.autoreset, self.lane_names, self.lanes_per_env = shape.autoreset, shape.lane_names, shape.lanes_per_env
-        self.single_observation_space, self.observation_space = (
-            self.specs.single_observation_space,
-            self.specs.observation_space,
-        )
-        self.single_action_space, self.action_space = self.specs.single_action_space, self.specs.action_space
+        self.single_observation_space = self.specs.single_observation_space
+        self.single_action_space = self.specs.single_action_space
+        self.observation_space, self.action_space = self.specs.observation_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
-        self.step_timeout = self.options.step_timeout
-        self._workers, self._slab, self._scheduler = parts.workers, parts.slab, parts.scheduler
-        self._first_seeds = parts.first_seeds
-        self._fault = None
-        open_pools.add(self)
+        self.step_timeout, self._first_seeds = self.options.step_timeout, parts.first_seeds
+        open_pools.add(self, parts.workers.backend.closes_last)
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -221,8 +219,8 @@ class Pool:
     def _start_reset(self, env_ids: Any, seed: Seed, options: Options, deadline: Deadline) -> Ids:
         self._check_usable()
         ids = self._ids(env_ids)
-        given = zip(spread_seed(seed, ids), ids.tolist(), strict=True)
-        seeds = [self._first_seeds[lane] if one is None else one for one, lane in given]
+        seeds = spread_seed(seed, ids)
+        seeds = [self._first_seeds[lane] if one is None else one for one, lane in zip(seeds, ids.tolist(), strict=True)]
         self._scheduler.reset(ids, seeds, spread_options(options, len(ids)), deadline)
         for lane in ids.tolist():
             self._first_seeds[lane] = None
@@ -343,8 +341,10 @@ class Pool:
             snapshot = Snapshot.load(snapshot, trusted)
         snapshot.check(self._shape.identity(self.order))
         snapshots.check(self._scheduler, snapshot)
+        deadline = Deadline.after(timeout)
+        self._scheduler.drop(np.arange(self.num_envs), deadline)
         try:
-            ready, self._first_seeds = snapshots.restore(self._scheduler, snapshot, Deadline.after(timeout))
+            ready, self._first_seeds = snapshots.restore(self._scheduler, snapshot, deadline)
         except BaseException as error:
             # Some envs may be elsewhere in time than others: nothing here can be relied on any more.
             self.shut(1.0, PoolClosed(f"the pool was closed because a restore failed: {error}"))

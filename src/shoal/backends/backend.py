@@ -85,6 +85,7 @@ class Backend(ABC):
     limits_steps = True  # a step can take longer than `step_timeout`, and the caller still notices
     recycles = False  # workers that have grown too much can be replaced
     takes_options = False  # it knows `backend_options`
+    closes_last = False  # at exit, its pools must be closed before the exit handlers of a package that it imports
     separate_leaves = False  # each part of an observation must lie in an array of its own
 
     def __init__(self, setup: BackendSetup):

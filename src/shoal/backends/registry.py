@@ -32,4 +32,4 @@ def find(name: str) -> type[Backend]:
 
 def is_batched(name: str | None) -> bool:
     """Whether this is the name of a backend with one env object for all lanes."""
-    return name in _places and find(str(name)).batched
+    return name in names() and find(str(name)).batched

@@ -115,6 +115,13 @@ class BusyLanes:
         if self.held.pop(lane, None) is not None:
             self.count -= 1
 
+    def __enter__(self) -> None:
+        """For a call of the core and the note of it: an interrupt in between makes this count anew."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is not None:
+            self.recount()
+
     def recount(self) -> None:
         """Believe the core: an interrupt may have come between what it did and a note of it."""
         self.count = int(self._posted.sum()) + sum(not self._posted[lane] for lane in self.held)

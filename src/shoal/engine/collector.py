@@ -47,11 +47,14 @@ class Collector:
             if self._recovery.troubled:
                 self._recovery.release(self._commands.tell)
             until = self._next_look(deadline, began_ns, late)
-            count, first, slot, status = self._core.collect(need, wanted, until, self._spin_ns, self._out, self._prompt)
+            with self._busy:
+                count, first, slot, status = self._core.collect(
+                    need, wanted, until, self._spin_ns, self._out, self._prompt
+                )
+                self._busy.taken(max(count, 0))
             if count >= 0:
                 break
             late = self.attend(count, deadline, began_ns)
-        self._busy.taken(count)
         ids = self._table.all_ids if count == self._table.count else self._out[:count].copy()
         return ids, first, slot, status
 

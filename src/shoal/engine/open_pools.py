@@ -12,15 +12,18 @@ from shoal.errors import PoolClosed, WrongProcess
 _pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def add(pool: Any) -> None:
+def add(pool: Any, closes_last: bool) -> None:
     """A pool was opened.
 
-    Exit handlers run last in, first out. So pools are closed before a package leaves that was imported for this one,
-    such as Ray.
+    Exit handlers run last in, first out.
+
+    Args:
+        closes_last: close it before a package leaves that was imported for it, such as Ray.
     """
     _pools.add(pool)
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
+    if closes_last:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
 
 
 def discard(pool: Any) -> None:
@@ -42,4 +45,5 @@ def _disown_all() -> None:
     _pools.clear()
 
 
+atexit.register(_close_all)
 os.register_at_fork(after_in_child=_disown_all)

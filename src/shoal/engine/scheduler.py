@@ -136,12 +136,13 @@ class Scheduler:
             self._post(now, op)
 
     def _post(self, ids: Ids | None, op: int) -> None:
-        code = self._core.post(ids, op)
+        with self._busy:
+            code = self._core.post(ids, op)
+            self._busy.posted(0 if code else self.table.count if ids is None else len(ids))
         if code == native.IN_USE:
             raise concurrent_use()
         if code:
             raise self._busy_error(self.table.all_ids if ids is None else ids)
-        self._busy.posted(self.table.count if ids is None else len(ids))
         if not self._inline and self._prompt is not None:
             self._prompt()  # workers elsewhere begin at once; the caller's own block, when it is waited for
 

@@ -54,9 +54,8 @@ def check(scheduler: Scheduler, snapshot: Snapshot) -> None:
 
 
 def restore(scheduler: Scheduler, snapshot: Snapshot, deadline: Deadline) -> tuple[Ready, list[int | None]]:
-    """Put a snapshot back: the last answer of every env, and the seeds of their first resets."""
+    """Put a snapshot back while no lane is busy: the last answer of every env, and the seeds of their first resets."""
     table = scheduler.table
-    scheduler.drop(table.all_ids, deadline)
     loaded = scheduler.commands.command(
         table.all_ids, "load", lambda rows: ([snapshot.envs[row] for row in rows],), deadline
     )

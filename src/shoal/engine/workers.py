@@ -273,8 +273,8 @@ def _close_into(errors: list[tuple[int, Any]], worker: Worker, deadline: Deadlin
 def _built(workers: Sequence[Worker], deadline: Deadline) -> dict[int, BlockSummary]:
     """What each worker says of its envs, by its index, once they are built.
 
-    At the deadline all workers are asked once more, so that the error names each env that is not built, and only those:
-    a worker that was merely started later than another must not be blamed for it.
+    At the deadline all other workers are still asked, so that the error names each env that is not built, and only
+    those: a worker that was merely started later than another must not be blamed for it.
     """
     summaries: dict[int, BlockSummary] = {}
     late: list[Worker] = []

@@ -22,14 +22,18 @@ from shoal.remote.worker import RemoteWorker, pack_assignment
 class RemoteBackend(Backend):
     """Each block of envs has a host, to which a transport carries messages."""
 
-    isolates = takes_options = True
+    isolates = takes_options = closes_last = True
 
     def __init__(self, setup: BackendSetup):
         super().__init__(setup)
         self._transport = make_transport(self.name, setup.options, setup.num_envs, setup.num_workers)
         self.num_workers = self._transport.num_workers
-        self._dispatcher = Dispatcher(self._transport)
-        self._local = registry.find(self._transport.local_backend)
+        try:
+            self._local = registry.find(self._transport.local_backend)
+            self._dispatcher = Dispatcher(self._transport)
+        except BaseException:
+            self._transport.close()
+            raise
         self._pickled: dict[int, list[bytes]] = {}
         self._registry: bytes | None = None
 

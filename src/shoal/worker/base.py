@@ -245,6 +245,7 @@ class Stepper:
                 self._orders[order.lane] = order._replace(rebuild=False)
         self._during = "reset"
         answer = self._resume(place, orders, where)
+        place.fresh_at = -1  # it may have been reset
         self._forget_commands(lanes)
         self._during = "step"
         return answer

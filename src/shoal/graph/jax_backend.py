@@ -1,4 +1,7 @@
-"""The backend "jax": one functional env, stepped for all lanes at once on a device."""
+"""The backend "jax": one functional env, stepped for all lanes at once on a device.
+
+It lies beside the package `jax`, which needs JAX: what the backend can do is asked on machines without it, too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 
 from shoal.backends.batched import RowsBackend
 from shoal.envs.batched import BatchedEnv
-from shoal.graph.jax.pool_envs import make_envs
 
 
 class JaxBackend(RowsBackend):
@@ -17,4 +19,6 @@ class JaxBackend(RowsBackend):
 
     @staticmethod
     def make_envs(env: Any, num_envs: int, kwargs: Mapping[str, Any]) -> BatchedEnv:
+        from shoal.graph.jax.pool_envs import make_envs
+
         return make_envs(env, num_envs, kwargs)
