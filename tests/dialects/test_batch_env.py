@@ -325,6 +325,8 @@ def test_spaces_must_be_equal(kind: str, what: str) -> None:
     envs = [make_env(kind, CountEnv), make_env(kind, CountEnv), make_env(kind, lambda: OtherSpaceEnv(what))]
     with pytest.raises(shoal.SpaceMismatch, match=f"env 2 has the {what}_space"):
         BatchEnv(envs)
+    for env in envs:
+        env.close()
 
 
 def test_what_is_no_list_of_envs() -> None:

@@ -94,6 +94,12 @@ def told(watch: Watch) -> rates.PoolRates:
     return found
 
 
+@pytest.fixture(autouse=True)
+def no_pools_of_other_tests() -> None:
+    """Pools that other tests of this process have let go, and that would be seen as well, are gone."""
+    gc.collect()
+
+
 # ---- what is seen --------------------------------------------------------------------------------------------
 
 
