@@ -516,6 +516,20 @@ def test_a_killed_process_in_a_batch(nothing_left_behind: None) -> None:
         assert batch.reset([2, 0]).shape == (2, 3)
 
 
+def test_a_death_that_the_call_itself_meets(monkeypatch: pytest.MonkeyPatch, nothing_left_behind: None) -> None:
+    with make_batch("process", [CountEnv] * 3) as batch:
+        batch.reset()
+
+        def start_apply(*_: object) -> None:
+            raise shoal.WorkerDied("worker 0 was killed by SIGKILL")
+
+        monkeypatch.setattr(batch[1]._pool, "start_apply", start_apply)
+        for _ in range(3):
+            with pytest.raises(shoal.WorkerDied, match="SIGKILL") as caught:
+                batch.step([0, 0, 0])
+            assert notes_of(caught.value) == ["this was env 1 of a BatchEnv"]
+
+
 # ---- the end of a batch --------------------------------------------------------------------------------------
 
 

@@ -183,7 +183,8 @@ class ExternalProcess(ClosedByWith):
 
     def _break(self, error: ShoalError) -> None:
         """Note that the process is gone: every promise that was not kept raises this error, and so do new calls."""
-        fault = self._fault = self._fault or error
+        # A copy: what the caller adds to the error that it is handed, must not show in later ones.
+        fault = self._fault = self._fault or copy.copy(error)
         for promise in list(self._asked):
             if promise._call is not None:
                 promise._error, promise._call = copy.copy(fault), None
