@@ -13,7 +13,7 @@ found, and what to do next.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
 
@@ -60,7 +60,7 @@ class EnvError(ShoalError):
     def __reduce__(self) -> Any:
         # Pickle would not find the class, which was made for this one error. The original is left out: it may not load.
         state = {name: value for name, value in vars(self).items() if name != "original"}
-        return _revive, (next(iter(type(self).__bases__[1:]), None), self.args, state)
+        return env_error, (next(iter(type(self).__bases__[1:]), None), state, self.args)
 
 
 class WorkerDied(ShoalError):
@@ -171,49 +171,30 @@ class ConcurrentUse(ShoalError, RuntimeError):
 
 def env_error(
     original_type: type[BaseException] | None,
-    original: BaseException | None,
-    *,
-    env_id: int,
-    worker: int,
-    during: str,
-    summary: str,
-    remote_traceback: str,
-    hint: str = "",
+    attributes: Mapping[str, Any],
+    args: tuple[Any, ...] = (),
+    original: BaseException | None = None,
 ) -> EnvError:
-    """Make an EnvError that `except TheEnvsOwnType` catches as well.
-
-    Args:
-        original_type: type of the env's exception, None if it could not be pickled.
-        original: the exception itself, None if it could not be pickled.
-        summary: its last line, such as "ValueError: bad joint".
-        hint: a further sentence for the message, such as that the env fails again and again.
-    """
+    """Make an EnvError that `except TheEnvsOwnType` catches as well; type and original are None if not pickled."""
     error = _both(original_type)
+    object.__setattr__(error, "args", args)
     if original is not None:
         _copy_attributes(original, error)
-    text = f"env {env_id} raised in {during} (worker {worker}): {summary}{hint}\n\n{remote_traceback.rstrip()}"
-    # By the dict itself: the env's type may have a __setattr__ of its own.
-    vars(error).update(
-        env_id=env_id, worker=worker, during=during, remote_traceback=remote_traceback, original=original, _text=text
-    )
+    vars(error).update(attributes)  # by the dict itself: the env's type may have a __setattr__ of its own
     return error
 
 
 def _both(original_type: type[BaseException] | None) -> EnvError:
     """An empty EnvError that is also an instance of the given type, if Python allows both as bases."""
+    # SystemExit and KeyboardInterrupt are no Exceptions: an env that raises one must not end the caller.
     if original_type is None or issubclass(original_type, EnvError) or not issubclass(original_type, Exception):
-        # Among the latter are SystemExit and KeyboardInterrupt: an env that raises one must not end the caller.
-        return EnvError()
-    try:
-        namespace: dict[str, Any] = {"__module__": "shoal", "__doc__": EnvError.__doc__}
-        combined: Any = type("EnvError", (EnvError, original_type), namespace)
-    except Exception:
         return EnvError()
     # __new__ without __init__, because the env's type may need arguments that are not known here. Its own __new__ comes
     # first, which OSError needs, then the plain one, which MemoryError needs.
     for new in (original_type.__new__, Exception.__new__):
         with contextlib.suppress(Exception):
-            error: EnvError = new(combined)
+            namespace: dict[str, Any] = {"__module__": "shoal", "__doc__": EnvError.__doc__}
+            error: EnvError = new(type("EnvError", (EnvError, original_type), namespace))
             return error
     return EnvError()
 
@@ -227,10 +208,3 @@ def _copy_attributes(original: BaseException, error: EnvError) -> None:
             if isinstance(slot, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
                 with contextlib.suppress(Exception):  # not set, or read only
                     object.__setattr__(error, name, getattr(original, name))
-
-
-def _revive(original_type: type[BaseException] | None, args: tuple[Any, ...], state: dict[str, Any]) -> EnvError:
-    error = _both(original_type)
-    object.__setattr__(error, "args", args)
-    vars(error).update(state)
-    return error

@@ -34,12 +34,12 @@ class PackedError:
         """The error for the caller to raise."""
         original = _loads(self.exception)
         original_type = type(original) if original is not None else _loads(self.exception_type)
-        error = env_error(
-            original_type, original, env_id=env_id, worker=worker, during=self.during, summary=self.summary,
-            remote_traceback=self.traceback, hint=hint,
-        )  # fmt: skip
-        vars(error)["packed"] = self
-        return error
+        head = f"env {env_id} raised in {self.during} (worker {worker}): {self.summary}{hint}"
+        attributes = {
+            "env_id": env_id, "worker": worker, "during": self.during, "remote_traceback": self.traceback,
+            "original": original, "packed": self, "_text": f"{head}\n\n{self.traceback.rstrip()}",
+        }  # fmt: skip
+        return env_error(original_type, attributes, original=original)
 
 
 def pack_error(error: BaseException, during: str) -> PackedError:
