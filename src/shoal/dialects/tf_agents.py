@@ -22,8 +22,7 @@ import numpy as np
 
 from shoal.dialects.time_steps import TimeStepFace
 from shoal.envs.functions import pickle_env_fns
-from shoal.envs.quick_time_steps import quicken, slow_down
-from shoal.envs.time_steps import has_specs
+from shoal.envs.time_steps import has_specs, quicken, slow_down
 from shoal.errors import BadEnv, SpaceMismatch
 from shoal.support.checks import spread_seed
 

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.envs.foreign import ForeignEnv
+from shoal.envs.wrapper_layers import ForeignEnv
 from shoal.errors import BadEnv
 
 
@@ -38,11 +38,7 @@ def _reset_takes(env: Any) -> set[str]:
 
 
 def modern_space(space: Any) -> Space[Any]:
-    """The Gymnasium space that equals a space of the old `gym`.
-
-    Raises:
-        BadEnv: there is none.
-    """
+    """The Gymnasium space that equals a space of the old `gym`. Raises BadEnv if there is none."""
     if isinstance(space, Space):
         return space
     kind = type(space).__name__
@@ -88,7 +84,9 @@ class OldGymEnv(ForeignEnv):
         if seed is not None and "seed" not in self._takes and hasattr(self.env, "seed"):
             self.env.seed(seed)
         result = self.env.reset(**arguments)
-        return result if _is_pair(result) else (result, {})
+        # Since gym 0.26 it returns (observation, info). Any other pair is an observation.
+        pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+        return result if pair else (result, {})
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, and turn its four values into Gymnasium's five."""
@@ -106,8 +104,3 @@ class OldGymEnv(ForeignEnv):
         if "mode" in inspect.signature(self.env.render).parameters:
             return self.env.render(mode=self.render_mode or "human")
         return self.env.render()
-
-
-def _is_pair(result: Any) -> bool:
-    """Whether reset returned (observation, info), as it does since gym 0.26. Any other pair is an observation."""
-    return isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)

@@ -1,4 +1,7 @@
-"""Finds attributes and classes in the wrappers around one env. These functions run in the process of the env."""
+"""An env as its layers: the wrappers from the outside in, and the env within. Finds attributes and classes in them.
+
+These functions run in the process of the env. `ForeignEnv` is the layer around an env of another library.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,48 @@ def name_of(wrapper_class: type) -> str:
     return f"{wrapper_class.__module__}.{wrapper_class.__qualname__}"
 
 
+def layers_of(env: Any) -> list[Any]:
+    """The layers, the outermost first."""
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
 def is_wrapped(env: Any, name: str) -> bool:
     """Whether one of the wrappers around an env is of the class of this name, or has it among its `also_known_as`."""
-    layer = env
-    while isinstance(layer, gymnasium.Wrapper):
-        for cls in type(layer).__mro__:
-            if name in (name_of(cls), *cls.__dict__.get("also_known_as", ())):
-                return True
-        layer = layer.env
-    return False
+    classes = [cls for layer in layers_of(env)[:-1] for cls in type(layer).__mro__]
+    return any(name in (name_of(cls), *cls.__dict__.get("also_known_as", ())) for cls in classes)
+
+
+class ForeignEnv(gymnasium.Env[Any, Any]):
+    """An env of another library as a Gymnasium env. Attributes that Gymnasium's API does not have are the env's own."""
+
+    def __init__(self, env: Any):
+        self.env = env
+
+    @property
+    def unwrapped(self) -> Any:
+        return getattr(self.env, "unwrapped", self.env)
+
+    def close(self) -> None:
+        if hasattr(self.env, "close"):
+            self.env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "env" or name.startswith("__"):  # while this object is unpickled, `env` is not there yet
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        return hasattr(self, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        setattr(self.env, name, value)
+        return True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.env!r})"

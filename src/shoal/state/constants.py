@@ -38,8 +38,7 @@ class Constants:
     def describe(self, value: Any) -> list[str] | None:
         """Kind, module and name of a constant, and a mark if the name is not enough; None if the value is no constant.
 
-        Raises:
-            CannotSave: if it has state. A pickle would lose that as well, since it holds the name only, too.
+        Raises CannotSave if it has state. A pickle would lose that as well, since it holds the name only, too.
         """
         if isinstance(value, enum.Enum):
             cls = type(value)

@@ -34,19 +34,16 @@ Place = Any  # where a value is, for messages: a text, or a pair of the place of
 
 WHAT, VERSION = "shoal snapshot", 1
 INLINE_BYTES = 512  # smaller arrays are in the document: a file of thousands of arrays is slow
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _UNFINISHED = object()
 
 
 class CannotSave(Exception):
-    """Something cannot be saved as it is; the text is the reason.
-
-    Attributes:
-        final: whether there is no other way either, as pickle would silently lose the same thing.
-    """
+    """Something cannot be saved as it is; the text is the reason."""
 
     def __init__(self, reason: str, final: bool = False):
         super().__init__(reason)
-        self.final = final
+        self.final = final  # there is no other way either, as pickle would silently lose the same thing
 
 
 class DataError(ValueError):
@@ -62,11 +59,7 @@ class Encoded:
 
 
 def encode(value: Any) -> Encoded:
-    """A plain value as data. The data does not change when the value does.
-
-    Raises:
-        CannotSave: with the place and type of what is not plain, such as "['a'][3], a lock, is no plain data".
-    """
+    """A plain value as data, which does not change when the value does. Raises CannotSave if it is not plain."""
     encoder = Encoder()
     return encoder.finish(encoder.node(value, ""))
 
@@ -170,7 +163,7 @@ class Encoder:
             # Generator.spawn asks these how many children there were.
             seeds = seeds.state if type(seeds) is np.random.SeedSequence else seeds
             return ["bits", kind.__name__, self._node(value.state, place), self._node(seeds, place)]
-        if kind not in (np.random.Generator, np.random.RandomState, random.Random):
+        if kind not in GENERATORS:
             return None
         self.number(value)
         if kind is random.Random:
@@ -219,7 +212,7 @@ class Decoder:
             found = self._values[parts[0]]
             return found if found is not _UNFINISHED else self.other(tag, parts)
         if tag in _MAKE_ATOM:
-            return _MAKE_ATOM[tag](*parts)
+            return _MAKE_ATOM[tag](*map(self.value, parts))
         if tag in _GROWING:
             return self._growing(tag, parts)
         if tag == "array":
@@ -345,10 +338,6 @@ def _float(value: float) -> Node:
     return float(value) if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
 
 
-def _make_float(node: Node) -> float:
-    return float(struct.unpack(">d", bytes.fromhex(node[1]))[0]) if isinstance(node, list) else float(node)
-
-
 def _make_bits(parts: list[Any]) -> np.random.BitGenerator:
     name, state, seeds = parts
     kind = getattr(np.random, name, None)
@@ -388,8 +377,8 @@ _ATOMS: dict[type, Callable[[Any], Node]] = {
 }
 _MAKE_ATOM: dict[str, Callable[..., Any]] = {
     "int": lambda text: int(text, 16),
-    "float": lambda text: _make_float(["float", text]),
-    "complex": lambda real, imag: complex(_make_float(real), _make_float(imag)),
+    "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
+    "complex": lambda real, imag: complex(float(real), float(imag)),
     "bytes": _bytes,
     "str_": np.str_,
     "bytes_": lambda text: np.bytes_(_bytes(text)),
@@ -407,24 +396,13 @@ _MAKE_WHOLE: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def write_file(path: str | os.PathLike[str], value: Any, what: str = WHAT) -> None:
-    """Write a plain value to one file.
-
-    Args:
-        what: the kind of file, so that it is not taken for another.
-
-    Raises:
-        CannotSave: if something in it is not plain.
-    """
+    """Write a plain value to one file of this kind. Raises CannotSave if something in it is not plain."""
     encoded = encode(value)
     write_document(path, {"what": what, "version": VERSION, "value": encoded.document}, encoded.arrays)
 
 
 def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
-    """What write_file wrote as this kind of file. Nothing in the file is executed or unpickled.
-
-    Raises:
-        ValueError: if it is damaged, some other file, or from a newer version.
-    """
+    """What write_file wrote as this kind of file. Nothing in it is executed or unpickled. Raises as read_document."""
     header, arrays = read_document(path, kind, VERSION)
     try:
         return decode(Encoded(header.get("value"), arrays))
@@ -435,8 +413,7 @@ def read_file(path: str | os.PathLike[str], kind: str = WHAT) -> Any:
 def write_document(path: str | os.PathLike[str], header: dict[str, Any], arrays: Sequence[Array]) -> None:
     """Write a JSON document and arrays to one file, a zip as numpy.savez makes it. It replaces an old file at once.
 
-    Args:
-        header: has "what", the kind of file, and "version", that of its format.
+    The header has "what", the kind of file, so that it is not taken for another, and the "version" of its format.
     """
     target = Path(path)
     if target.is_dir() or not target.parent.is_dir():
@@ -452,8 +429,7 @@ def write_document(path: str | os.PathLike[str], header: dict[str, Any], arrays:
 def read_document(path: str | os.PathLike[str], kind: str, newest: int) -> tuple[dict[str, Any], list[Array]]:
     """The header and the arrays of a file of this kind, up to this version of its format. Nothing is unpickled.
 
-    Raises:
-        DataError: if it is damaged, some other file, or from a newer version.
+    Raises DataError, a ValueError, if it is damaged, some other file, or from a newer version.
     """
     name = os.fspath(path)  # which refuses the number of a descriptor: open would take it, and close it
     with open(name, "rb") as file:

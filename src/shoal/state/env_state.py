@@ -1,6 +1,6 @@
 """The state of one env as data: saved from a running env, loaded into a freshly built one.
 
-An env is taken as its layers (see `layers`). Each is saved in one of two ways:
+An env is taken as its layers: the wrappers, and the env within. Each is saved in one of two ways:
 
 - "own": by its get_state() and set_state(state), if its class has both and the state is plain data. The pair speaks for
   the layer alone. The layer's random generators, and those of its spaces, are saved too, as pairs often forget them.
@@ -11,42 +11,33 @@ A layer below an "own" one is saved by its own pair or its fields too, so that a
 it has neither, the wrapper's pair is taken to speak for it. Loading calls set_state from the inside out, then sets the
 generators, then the fields of the other layers.
 
-If this is not possible, the whole env is pickled ("pickle", see `pickled`), and loading executes the pickle. State that
-is in no attribute (in a module's variables, or inside of a library) is saved by get_state() only.
+If this is not possible, the whole env is pickled ("pickle"), and loading executes the pickle. A pickle that is known to
+lose state is refused. State that is in no attribute (in a module's variables, or inside of a library) is saved by
+get_state() only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
 import random
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, Wrapper
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import EzPickle, RecordConstructorArgs
 
+from shoal.envs.wrapper_layers import layers_of, name_of
 from shoal.state import datafile
-from shoal.state.constants import MISSING, Constants
-from shoal.state.datafile import CannotSave, DataError, Decoder, Encoder, Place
-from shoal.state.layers import (
-    GENERATORS,
-    attributes,
-    class_names,
-    generators,
-    hides_state,
-    is_fixed,
-    layers_of,
-    possessive,
-    put_attributes,
-    replace_attributes,
-    spaces_in,
-)
-from shoal.state.pickled import pickle_env
+from shoal.state.constants import ADVICE, ATOMS, MISSING, Constants
+from shoal.state.datafile import GENERATORS, CannotSave, DataError, Decoder, Encoder, Place
 
 
 @dataclass(frozen=True)
@@ -63,11 +54,7 @@ class EnvState:
 
 
 def save_env(env: Any) -> EnvState:
-    """The state of an env at this moment. It does not change when the env goes on; the env itself is not changed.
-
-    Raises:
-        CannotSave: with the reason in words, if the state would not be complete.
-    """
+    """The state of an env at this moment, which stays as it is. Raises CannotSave if it would not be complete."""
     layers = layers_of(env)
     try:
         return _save_as_data(layers)
@@ -76,18 +63,14 @@ def save_env(env: Any) -> EnvState:
     for reason in reasons:
         if reason.final:
             raise reason
-    return EnvState("pickle", pickle_env(env, str(reasons[0])))
+    return EnvState("pickle", _pickle_env(env, str(reasons[0])))
 
 
 def load_env(state: EnvState, env: Any) -> Any:
     """Return the env to use from now on: the given one in the saved state, or one from a pickle; then close the given.
 
-    Args:
-        env: freshly built by the function that built the saved one. Its attributes are replaced, and its spaces too:
-            look them up again. Do not use it if this raises.
-
-    Raises:
-        ValueError: if the state does not fit it.
+    The given env is freshly built by the function that built the saved one. Its attributes are replaced, and its spaces
+    too: look them up again. Do not use it if this raises, which is a ValueError if the state does not fit.
     """
     layers = layers_of(env)
     if state.kind == "pickle":
@@ -102,10 +85,18 @@ def load_env(state: EnvState, env: Any) -> Any:
     try:
         document, decoder = json.loads(state.content["document"]), _EnvDecoder(state.content["arrays"], layers)
         _check_classes(document["layers"], layers)
-        parts = [document[name] for name in ("random", "own", "fields")]
+        saved_random, saved_own, saved_fields = (document[name] for name in ("random", "own", "fields"))
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise DataError(f"the state is damaged ({type(error).__name__}: {error})") from error
-    _load_data(parts, decoder, layers)
+    saved_generators = [(i, decoder.decode(node)) for i, node in saved_random]
+    states = [(i, decoder.decode(node)) for i, node in saved_own]
+    for i, state in reversed(states):
+        layers[i].set_state(state)
+    for i, found in saved_generators:
+        _set_generators(layers[i], found, decoder)
+    fields = [(i, decoder.fields(i, nodes)) for i, nodes in saved_fields]
+    for i, values in fields:
+        replace_attributes(layers[i], values)
     return env
 
 
@@ -131,19 +122,6 @@ def _save_as_data(layers: list[Any]) -> EnvState:
     return EnvState("own" if states else "fields", content)
 
 
-def _load_data(parts: Sequence[Any], decoder: _EnvDecoder, layers: list[Any]) -> None:
-    saved_random, saved_own, saved_fields = parts
-    saved_generators = [(i, decoder.decode(node)) for i, node in saved_random]
-    states = [(i, decoder.decode(node)) for i, node in saved_own]
-    for i, state in reversed(states):
-        layers[i].set_state(state)
-    for i, found in saved_generators:
-        _set_generators(layers[i], found, decoder)
-    fields = [(i, decoder.fields(i, nodes)) for i, nodes in saved_fields]
-    for i, values in fields:
-        replace_attributes(layers[i], values)
-
-
 def _own_states(layers: list[Any]) -> dict[int, Any]:
     """What get_state() returned, for each layer that has the pair and returns plain data."""
     found = {}
@@ -153,16 +131,15 @@ def _own_states(layers: list[Any]) -> dict[int, Any]:
         try:
             state = layer.get_state()
             _EnvEncoder(layers).node(state, "")
+            found[i] = state
         except NotImplementedError:
-            continue
+            pass
         except CannotSave as error:
             if error.final:
                 raise
-            continue
         except Exception as error:
             text = f"{possessive(layers, i)} get_state() raised {type(error).__name__}: {error}"
             raise CannotSave(text, final=True) from error
-        found[i] = state
     return found
 
 
@@ -219,8 +196,8 @@ def _revived(present: Any, saved: Any, decoder: Decoder) -> Any:
 
 def _is_record(kind: type) -> bool:
     """Whether objects of this class are no more than their attributes, and may be made without calling the class."""
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return (issubclass(kind, Space) or name == "gymnasium.wrappers.utils.RunningMeanStd") and not hides_state(kind)
+    mean = "gymnasium.wrappers.utils.RunningMeanStd"
+    return (issubclass(kind, Space) or name_of(kind) == mean) and not hides_state(kind)
 
 
 class _EnvEncoder(Encoder):
@@ -321,3 +298,167 @@ class _EnvDecoder(Decoder):
         self.number(made)
         put_attributes(made, {key: self.value(node) for key, node in zip(parts[::2], parts[1::2], strict=True)})
         return made
+
+
+def _pickle_env(env: Any, reason: str) -> bytes:
+    """The whole env as bytes, which were loaded once as a check; `reason` is why it cannot be saved as data."""
+    file = io.BytesIO()
+    pickler = _CheckingPickler(file)
+    try:
+        pickler.dump(env)
+        pickler.check()
+        loaded = layers_of(cloudpickle.loads(file.getvalue()))
+        _check_loss(layers_of(env), loaded)
+    except CannotSave as error:
+        raise CannotSave(f"{reason}; it cannot be pickled instead, as {error}: {ADVICE}", final=True) from None
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise CannotSave(f"{reason}; it cannot be pickled instead ({cause}): {ADVICE}", final=True) from error
+    return file.getvalue()
+
+
+class _CheckingPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles, and checks every object that it pickles."""
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file)
+        self._arrays: list[tuple[str, Any]] = []
+        self._buffers: list[bytearray] = []
+
+    def persistent_id(self, value: Any) -> None:
+        """Called for each object that is pickled."""
+        if isinstance(value, EzPickle) and _keeps_arguments_only(type(value)):
+            name = type(value).__name__
+            raise CannotSave(
+                f"{name} is a gymnasium.utils.EzPickle, of which pickle keeps the constructor's arguments alone"
+            )
+        if isinstance(value, np.ndarray):
+            self._arrays.append((f"an array of {value.dtype} {value.shape}", value))
+        elif isinstance(value, bytearray):
+            self._buffers.append(value)
+
+    def check(self) -> None:
+        """Refuse arrays that share their memory with something: they would come back without it."""
+        for name, array in self._arrays:
+            datafile.check_owner(array, name)
+            if any(datafile.memory_owner(array) is buffer for buffer in self._buffers):
+                raise CannotSave(f"{name} lies in the memory of a bytearray of the env", final=True)
+        datafile.check_overlap(self._arrays)
+
+
+def _keeps_arguments_only(kind: Any) -> bool:
+    own = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+    return kind.__getstate__ is EzPickle.__getstate__ and not own
+
+
+def _check_loss(layers: list[Any], loaded: list[Any]) -> None:
+    """Raise CannotSave if a class's own way of pickling leaves out or changes what is easily compared."""
+    if class_names(layers) != class_names(loaded):
+        raise CannotSave("that loses its wrappers")
+    for i, pair in enumerate(zip(layers, loaded, strict=True)):
+        before, after = map(attributes, pair)
+        for name, value in before.items():
+            if name not in after or _comparable(value) not in (None, _comparable(after[name])):
+                raise CannotSave(f"that loses {possessive(layers, i)} attribute {name!r}")
+
+
+def _comparable(value: Any) -> Any:
+    """A simple value in a form that == compares, unlike arrays and nan; None for other values."""
+    if not isinstance(value, (*ATOMS, *GENERATORS, np.generic, np.ndarray)):
+        return None
+    with contextlib.suppress(CannotSave):
+        encoded = datafile.encode(value)
+        return json.dumps(encoded.document), [array.tobytes() for array in encoded.arrays]
+    return None
+
+
+# ---- the attributes of layers ----------------------------------------------------------------------------------
+
+
+def class_names(layers: Sequence[Any]) -> list[str]:
+    """The full names of the layers' classes."""
+    return [name_of(type(layer)) for layer in layers]
+
+
+def possessive(layers: Sequence[Any], index: int) -> str:
+    """How messages begin that speak of a part of a layer: "its", or "its wrapper TimeLimit's"."""
+    return "its" if index == len(layers) - 1 else f"its wrapper {type(layers[index]).__name__}'s"
+
+
+def is_fixed(layer: Any, name: str, value: Any) -> bool:
+    """Whether an attribute is a link to another layer or never changes: the freshly built env has it, too."""
+    return (
+        isinstance(value, EnvSpec)
+        or (isinstance(layer, Wrapper) and name in ("env", "_cached_spec"))
+        or (isinstance(layer, RecordConstructorArgs) and name == "_saved_kwargs")
+        or (isinstance(layer, EzPickle) and name in ("_ezpickle_args", "_ezpickle_kwargs"))
+    )
+
+
+def _slots(kind: type) -> dict[str, Any]:
+    members = [item for cls in reversed(kind.__mro__) for item in vars(cls).items()]
+    return {name: member for name, member in members if isinstance(member, types.MemberDescriptorType)}
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """All attributes of an object, those in slots included."""
+    found = dict(getattr(thing, "__dict__", {}))
+    for name, slot in _slots(type(thing)).items():
+        with contextlib.suppress(AttributeError):  # not set
+            found[name] = slot.__get__(thing)
+    return found
+
+
+def put_attributes(thing: Any, values: dict[str, Any]) -> None:
+    """Set attributes, without calling the class's __setattr__."""
+    slots = _slots(type(thing))
+    for name, value in values.items():
+        if name in slots:
+            slots[name].__set__(thing, value)
+        else:
+            vars(thing)[name] = value
+
+
+def replace_attributes(layer: Any, values: dict[str, Any]) -> None:
+    """Give the layer these attributes. Of the others, it keeps the fixed ones only."""
+    fresh = attributes(layer)
+    kept = {name: value for name, value in fresh.items() if is_fixed(layer, name, value)}
+    slots = _slots(type(layer))
+    for name in fresh.keys() & slots.keys():
+        slots[name].__delete__(layer)
+    getattr(layer, "__dict__", {}).clear()
+    put_attributes(layer, kept | values)
+
+
+def hides_state(kind: type) -> bool:
+    """Whether instances have room for more than their attributes, as those of classes written in C have."""
+    while kind is not object:
+        base: type = kind.__base__ or object
+        slots = kind.__dict__.get("__slots__", ())
+        room = 1 if isinstance(slots, str) else len(tuple(slots))
+        room += (kind.__dictoffset__ != base.__dictoffset__) + (kind.__weakrefoffset__ != base.__weakrefoffset__)
+        if kind.__basicsize__ - base.__basicsize__ > room * 8 or kind.__itemsize__:
+            return True
+        kind = base
+    return False
+
+
+def spaces_in(value: Any) -> Iterator[Space[Any]]:
+    """A space and those within it, always in the same order."""
+    if isinstance(value, Space):
+        yield value
+        value = vars(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for item in items:
+        yield from spaces_in(item)
+
+
+def generators(layer: Any) -> dict[str, Any]:
+    """The random generators in a layer's attributes; for each attribute that is a space, a list of those in it."""
+    found: dict[str, Any] = {}
+    for name, value in attributes(layer).items():
+        if isinstance(value, Space):
+            found[name] = [vars(space).get("_np_random") for space in spaces_in(value)]
+        elif isinstance(value, GENERATORS) or name == "_np_random_seed":
+            found[name] = value
+    return found

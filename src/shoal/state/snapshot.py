@@ -60,11 +60,8 @@ class Snapshot:
         Raises:
             CannotSnapshot: infos or observations that wait to be received are no plain data.
         """
-        envs = [(state.kind, state.content, first_seed) for state, first_seed in self.envs]
-        content = {
-            "about": self.about, "envs": envs, "fields": self.fields, "objects": self.objects, "notes": self.notes,
-            "scheduler": self.scheduler,
-        }  # fmt: skip
+        content = vars(self) | {"envs": [(state.kind, state.content, first_seed) for state, first_seed in self.envs]}
+        del content["trusted"]
         try:
             write_file(path, content)
         except CannotSave as error:
