@@ -106,7 +106,7 @@ def test_actions_come_out_as_they_went_in(case: str) -> None:
     for agent, space in enumerate(own):
         space.seed(agent)
         given = [space.sample() for _ in range(4)]
-        leaves = shared.action_leaves(agent)
+        leaves = shared.own_leaves[agent]
         batch = [np.array([get_path(value, leaf.path) for value in given]) for leaf in leaves]
         rows = [np.zeros((4, *leaf.shape), leaf.dtype) for leaf in shared.leaves]
         shared.put_actions(agent, batch, rows)

@@ -176,7 +176,7 @@ class BatchedParallelEnv(PoolFace):
 
     def _own_actions(self, agent: Any, lane: int, actions: Any, envs: Array) -> list[Any]:
         try:
-            return read_actions(self._actions.action_leaves(lane), actions, envs, check_boxes=False)
+            return read_actions(self._actions.own_leaves[lane], actions, envs, check_boxes=False)
         except BadAction as error:
             raise BadAction(f"agent {agent!r}: {error}") from error
 

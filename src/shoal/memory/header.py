@@ -34,11 +34,7 @@ class OtherVersion(Exception):
 
 
 def write(page: Page, facts: Mapping[str, Any]) -> None:
-    """Put the header into the first SIZE bytes of a slab; the magic last, so that it shows that the rest is there.
-
-    Raises:
-        ValueError: it does not fit.
-    """
+    """Put the header into the first SIZE bytes of a slab; the magic last, so that it shows that the rest is there."""
     text = json.dumps(facts).encode()
     data = _HEAD.pack(MAGIC, VERSION, len(text)) + text
     if len(data) > SIZE:
@@ -53,11 +49,7 @@ def withdraw(page: Page) -> None:
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """The facts in the first SIZE bytes of a slab.
-
-    Raises:
-        NoHeader, OtherVersion: as they say.
-    """
+    """The facts in the first SIZE bytes of a slab. Raises NoHeader or OtherVersion."""
     if len(data) < _HEAD.size or not data.startswith(MAGIC):
         raise NoHeader("there is no header")
     _, version, length = _HEAD.unpack_from(data)

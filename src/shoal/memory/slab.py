@@ -9,6 +9,7 @@ the first ones of the next episodes stand in their place.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import tempfile
@@ -44,7 +45,7 @@ class Field:
     @property
     def nbytes(self) -> int:
         """Size of the whole array."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,8 @@ class Layout:
     ) -> Layout:
         """Lay out the fields for these spaces one after the other.
 
-        Args:
-            finals: with the last observations of episodes.
-            absences: with a flag whether the agent of a lane is there.
-            rows: with all leaves of a lane's observation in one piece, one row for each lane.
+        With `finals` come the last observations of episodes, with `absences` a flag whether the agent of a lane is
+        there, and with `rows` all leaves of a lane's observation lie in one piece, one row for each lane.
         """
         starts, row_bytes = row_layout(obs_leaves) if rows else ([], 0)
         sizes = {"lanes": lanes, "frames": frames, "workers": workers, "row_bytes": row_bytes}
@@ -165,11 +164,9 @@ class Slab:
         field = self.layout.fields[name]
         if field.row_bytes:
             start = field.offset - self.layout.fields["obs_rows"].offset
-            size = int(np.prod(field.shape[2:], dtype=np.int64)) * field.dtype.itemsize
+            size = math.prod(field.shape[2:]) * field.dtype.itemsize
             return self.array("obs_rows")[..., start : start + size].view(field.dtype).reshape(field.shape)
-        flat: npt.NDArray[Any] = np.frombuffer(
-            self.memory, field.dtype, int(np.prod(field.shape, dtype=np.int64)), field.offset
-        )
+        flat: npt.NDArray[Any] = np.frombuffer(self.memory, field.dtype, math.prod(field.shape), field.offset)
         return flat.reshape(field.shape)
 
     def leaf_arrays(self, prefix: str, leaves: Sequence[Leaf]) -> list[npt.NDArray[Any] | None]:
@@ -183,9 +180,8 @@ class Slab:
         for i, leaf in enumerate(leaves):
             field = self.layout.fields.get(f"{prefix}.{i}")
             offset = 0 if field is None else field.offset
-            nbytes = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
-            rows.append((offset, leaf.dtype.itemsize, nbytes, leaf.code, leaf.shape, leaf.path,
-                         field.row_bytes if field is not None and field.row_bytes else nbytes))  # fmt: skip
+            stride = (field and field.row_bytes) or leaf.nbytes
+            rows.append((offset, leaf.dtype.itemsize, leaf.nbytes, leaf.code, leaf.shape, leaf.path, stride))
         return tuple(rows)
 
     def close(self) -> None:

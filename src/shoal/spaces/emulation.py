@@ -10,14 +10,11 @@ import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal.errors import BadAction, BadEnv, BadObservation
 from shoal.spaces.flat_rows import FlatRows, NumpyArrays
-from shoal.spaces.leaves import Leaf, Path, assemble, get_path, row_layout
-
-Array = npt.NDArray[Any]
+from shoal.spaces.leaves import Array, Leaf, Path, assemble, get_path, row_layout
 
 _MOST = 2**63 - 1  # whole numbers of actions are checked as int64
 
@@ -64,8 +61,7 @@ class Emulation(FlatRows):
     def __init__(self, space: Space[Any]):
         super().__init__(space)
         self._starts, self.row_bytes = row_layout(self.leaves)
-        sizes = [leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in self.leaves]
-        stops = [start + size for start, size in zip(self._starts, sizes, strict=True)]
+        stops = [start + leaf.nbytes for start, leaf in zip(self._starts, self.leaves, strict=True)]
         gaps = zip([0, *stops], [*self._starts, self.row_bytes], strict=True)
         self._gaps = [slice(start, stop) for start, stop in gaps if stop > start]
         layout: Any = {

@@ -6,13 +6,10 @@ import sys
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.errors import BadEnv, ShoalError
-from shoal.spaces.leaves import Leaf, array_leaves, as_array, part_of
-
-Array = npt.NDArray[Any]
+from shoal.spaces.leaves import Array, Leaf, array_leaves, as_array, part_of
 
 
 class NumpyArrays:
@@ -85,9 +82,6 @@ class FlatRows:
         space: of one value.
         leaves: the innermost parts of the space, in the order in which they lie in a row.
         flat_space: of one row.
-
-    Raises:
-        BadEnv: the space has texts or objects.
     """
 
     _what: str

@@ -64,6 +64,11 @@ class Leaf:
             return "o"
         return "n" if self.scalar else self.dtype.kind
 
+    @property
+    def nbytes(self) -> int:
+        """Size of one env's value in the slab."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
 
 def flatten(space: Space[Any], path: Path = ()) -> tuple[Leaf, ...]:
     """The leaves of a space, in the order in which Gymnasium batches them."""
@@ -100,15 +105,7 @@ def _array_leaf(
 
 
 def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
-    """The leaves of a space, which must all be arrays.
-
-    Args:
-        what: "observation" or "action".
-        where: the name of what can hold arrays only, such as "a graph".
-
-    Raises:
-        BadEnv: a leaf is no array.
-    """
+    """The leaves of a space. Raises BadEnv if one is no array, which `where`, such as "a graph", cannot hold."""
     leaves = flatten(space)
     for leaf in leaves:
         if leaf.kind is not Kind.ARRAY:
@@ -122,16 +119,15 @@ def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
 def row_layout(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
     """Lay leaves out in a row like a C struct, each aligned for its type.
 
-    Returns:
-        the first byte of each leaf, and the size of a row: a multiple of the largest item, so that rows can lie next to
-        each other.
+    Returns the first byte of each leaf, and the size of a row: a multiple of the largest item, so that rows can lie
+    next to each other.
     """
     starts: list[int] = []
     widest, end = 1, 0
     for leaf in leaves:
         item = max(leaf.dtype.itemsize, 1)
         starts.append(-(-end // item) * item)
-        end = starts[-1] + leaf.dtype.itemsize * math.prod(leaf.shape)
+        end = starts[-1] + leaf.nbytes
         widest = math.lcm(widest, item)
     return starts, -(-end // widest) * widest
 
@@ -176,8 +172,7 @@ def as_array(value: Any, leaf: Leaf, what: str, error: type[ShoalError]) -> Arra
 def read_actions(leaves: Sequence[Leaf], actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> list[Any]:
     """Check a batch of actions and take it apart: one array [len(ids), ...] or list of objects for each leaf.
 
-    Raises:
-        BadAction: an action does not fit. The message names the env, what was expected and what was found.
+    Raises BadAction if one does not fit, which names the env, what was expected and what was found.
     """
     return [_read_leaf(leaf, actions, ids, check_boxes) for leaf in leaves]
 
@@ -188,9 +183,8 @@ def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes
         return _read_objects(leaf, value, len(ids))
     array = _read_array(leaf, value, len(ids))
     if leaf.dtype.kind == "f":
-        array = array.astype(
-            leaf.dtype, copy=False
-        )  # before the check: a bound of 0.7 in float32 is less than 0.7 in float64
+        # Before the check: a bound of 0.7 in float32 is less than 0.7 in float64.
+        array = array.astype(leaf.dtype, copy=False)
     if leaf.discrete or check_boxes:
         _check_bounds(leaf, array, ids)
     if array.dtype == leaf.dtype:
@@ -230,10 +224,9 @@ def _read_array(leaf: Leaf, value: Any, count: int) -> Array:
 def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
     assert leaf.low is not None
     assert leaf.high is not None
+    at = -2
     if array.dtype == leaf.dtype:
         at = native.outside(leaf.dtype.kind, np.ascontiguousarray(array), leaf.low, leaf.high)
-    else:
-        at = -2
     if at == -2:  # the type is not the field's, or the C core does not know it (float16, bool)
         inside = (array >= leaf.low) & (array <= leaf.high)
         at = -1 if inside.all() else int(np.argmin(inside))
@@ -250,14 +243,8 @@ def _check_bounds(leaf: Leaf, array: Array, ids: Sequence[int] | Array) -> None:
 def write_observation(leaves: Sequence[Leaf], targets: Sequence[Any], row: tuple[int, ...], obs: Any) -> list[Any]:
     """Write an env's observation into the arrays of its leaves at `row`, and cast it to their types.
 
-    Args:
-        targets: one array for each leaf, None for objects.
-
-    Returns:
-        The objects of the leaves that have no array.
-
-    Raises:
-        BadObservation: it does not fit. The caller adds the env id to the message.
+    Returns the objects of the leaves that have no array. Raises BadObservation if it does not fit; the caller adds the
+    env id to the message.
     """
     objects = []
     for leaf, target in zip(leaves, targets, strict=True):

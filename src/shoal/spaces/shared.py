@@ -6,50 +6,35 @@ keep their keys. Observations that have nothing in common are flattened into row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space, spaces
 
 from shoal.errors import BadAction, BadEnv, BadObservation
-from shoal.spaces.leaves import Leaf, array_leaves, assemble, write_observation
+from shoal.spaces.leaves import Array, Leaf, array_leaves, assemble, flatten, get_path, write_observation
 
-Array = npt.NDArray[Any]
 Crop = tuple[Any, ...]  # an index of the last dimensions: the part of the shared shape that a smaller array fills
 
 
-class _Column(NamedTuple):
-    """The columns of a flattened row that hold one leaf of an agent's own space."""
-
-    space: Space[Any]
-    start: int
-    stop: int
-
-
 class SharedSpace:
-    """One space for all agents.
+    """One space for all agents. Raises BadEnv if there is none.
 
     Args:
         what: "observation" or "action". Only observations may be flattened.
-        names: of the agents.
-        own: the space of each agent.
 
     Attributes:
         space: the one for all.
-        own: the space of each agent.
+        own, own_leaves: the space of each agent, and its leaves.
         leaves: of `space`.
         same: whether the spaces of all agents are equal.
         flat: whether values are flattened rows.
-
-    Raises:
-        BadEnv: there is no space for all of them.
     """
 
     def __init__(self, what: str, names: Sequence[Any], own: Sequence[Space[Any]]):
         self.own, self._names = list(own), list(names)
-        own_leaves = [array_leaves(what, space, "a batch of agents") for space in self.own]
+        self.own_leaves = [array_leaves(what, space, "a batch of agents") for space in self.own]
         joined = _join(self.own)
         self.same = all(space == self.own[0] for space in self.own)
         self.flat = joined is None
@@ -63,30 +48,26 @@ class SharedSpace:
             joined = _flat_space(self.own)
         self.space: Space[Any] = joined
         self.leaves: tuple[Leaf, ...] = array_leaves(what, joined, "a batch of agents")
-        self._own_leaves = own_leaves
         self._columns = [_columns(space) for space in self.own] if self.flat else []
-        self._crops: list[list[Crop]] = [] if self.flat else [self._crops_of(leaves) for leaves in own_leaves]
+        self._crops: list[list[Crop]] = [] if self.flat else [self._crops_of(leaves) for leaves in self.own_leaves]
 
     def _crops_of(self, own_leaves: Sequence[Leaf]) -> list[Crop]:
         pairs = zip(own_leaves, self.leaves, strict=True)
         return [() if own.shape == leaf.shape else (..., *map(slice, own.shape)) for own, leaf in pairs]
 
     def write(self, agent: int, value: Any, targets: Sequence[Array], row: int) -> None:
-        """Write an agent's own observation into this row of an array for each leaf.
-
-        Raises:
-            BadObservation: it does not fit the agent's own space.
-        """
+        """Write an agent's own observation into this row of an array for each leaf. Raises BadObservation."""
         try:
             if self.flat:
                 self._write_flat(agent, value, targets[0][row])
                 return
-            parts = zip(self._own_leaves[agent], targets, self._crops[agent], strict=True)
+            parts = zip(self.own_leaves[agent], targets, self._crops[agent], strict=True)
+            is_array = type(value) is np.ndarray
             for leaf, target, crop in parts:
                 if crop:
                     target[row] = 0
                 place = (row, *crop)
-                if not leaf.path and _is_exactly(value, leaf):
+                if is_array and not leaf.path and value.dtype == leaf.dtype and value.shape == leaf.shape:
                     target[place] = value  # it needs no further check
                 else:
                     write_observation([leaf], [target], place, value)
@@ -94,7 +75,7 @@ class SharedSpace:
             raise BadObservation(f"agent {self._names[agent]!r}: {error}") from error
 
     def _write_flat(self, agent: int, value: Any, row: Array) -> None:
-        width = self._columns[agent][-1].stop if self._columns[agent] else 0
+        width = self._columns[agent][-1][1].stop if self._columns[agent] else 0
         try:
             flat = np.asarray(spaces.flatten(self.own[agent], value))
             row[:width] = flat.reshape(width)
@@ -108,19 +89,16 @@ class SharedSpace:
         They are views, except for observations that were flattened.
         """
         if self.flat:
-            return assemble(self.own[agent], [_unflatten(column, values[0]) for column in self._columns[agent]])
-        parts = zip(self._own_leaves[agent], values, self._crops[agent], strict=True)
+            rows = values[0]
+            return assemble(self.own[agent], [_unflatten(space, rows[..., at]) for space, at in self._columns[agent]])
+        parts = zip(self.own_leaves[agent], values, self._crops[agent], strict=True)
         own = [array[crop or ...].astype(leaf.dtype, copy=False) for leaf, array, crop in parts]
         return assemble(self.own[agent], own)
 
     def take_action(self, agent: int, values: Sequence[Array], row: int) -> Any:
-        """An agent's own action, copied from a row of one array for each leaf.
-
-        Raises:
-            BadAction: it is not in the agent's own space.
-        """
+        """An agent's own action, copied from a row of one array for each leaf. Raises BadAction."""
         own = []
-        for leaf, array, crop in zip(self._own_leaves[agent], values, self._crops[agent], strict=True):
+        for leaf, array, crop in zip(self.own_leaves[agent], values, self._crops[agent], strict=True):
             value, low, high = array[row][crop] if crop else array[row], leaf.low, leaf.high
             if leaf.scalar and low is not None and high is not None and not low <= value <= high:
                 raise BadAction(
@@ -135,32 +113,22 @@ class SharedSpace:
         for array, target, crop in zip(actions, targets, self._crops[agent], strict=True):
             target[crop or ...] = array
 
-    def action_leaves(self, agent: int) -> tuple[Leaf, ...]:
-        """The leaves of an agent's own space."""
-        return self._own_leaves[agent]
 
-
-def _is_exactly(value: Any, leaf: Leaf) -> bool:
-    return type(value) is np.ndarray and value.dtype == leaf.dtype and value.shape == leaf.shape
-
-
-def _join(own: Sequence[Space[Any]]) -> Space[Any] | None:
+def _join(own: Sequence[Any]) -> Space[Any] | None:
     """A space that holds the values of all of them, padded if they are smaller; None if there is none."""
-    first = own[0]
+    first: Space[Any] = own[0]
     if all(space == first for space in own):
         return first
     if any(type(space) is not type(first) for space in own):
         return None
-    if isinstance(first, spaces.Dict):
-        if any(list(space) != list(first) for space in own):  # type: ignore[call-overload]
+    if isinstance(first, spaces.Dict | spaces.Tuple):
+        keys = [list(space if isinstance(space, spaces.Dict) else range(len(space))) for space in own]
+        if any(others != keys[0] for others in keys):
             return None
-        parts = {key: _join([space[key] for space in own]) for key in first}  # type: ignore[index]
-        return None if None in parts.values() else spaces.Dict(parts)  # type: ignore[arg-type]
-    if isinstance(first, spaces.Tuple):
-        if any(len(space) != len(first) for space in own):  # type: ignore[arg-type]
+        parts: dict[Any, Any] = {key: _join([space[key] for space in own]) for key in keys[0]}
+        if None in parts.values():
             return None
-        items = [_join([space[i] for space in own]) for i in range(len(first))]  # type: ignore[index]
-        return None if None in items else spaces.Tuple(items)  # type: ignore[arg-type]
+        return spaces.Dict(parts) if isinstance(first, spaces.Dict) else spaces.Tuple(list(parts.values()))
     if isinstance(first, spaces.Box):
         return _join_boxes(own)
     return _join_discretes(own) if isinstance(first, spaces.Discrete) else None
@@ -193,34 +161,24 @@ def _join_discretes(own: Sequence[Any]) -> Space[Any] | None:
 
 def _flat_space(own: Sequence[Space[Any]]) -> Space[Any]:
     # float64 if float32 does not hold all numbers; a choice becomes zeros and a one.
-    boxes = [leaf.dtype for space in own for leaf in _leaf_spaces(space) if isinstance(leaf, spaces.Box)]
+    boxes = [leaf.dtype for space in own for leaf in flatten(space) if not leaf.discrete]
     width = max(spaces.flatdim(space) for space in own)
     return spaces.Box(-np.inf, np.inf, (width,), np.result_type(np.float32, *boxes).type)
 
 
-def _columns(space: Space[Any]) -> list[_Column]:
-    found: list[_Column] = []
-    for leaf in _leaf_spaces(space):
-        start = found[-1].stop if found else 0
-        found.append(_Column(leaf, start, start + spaces.flatdim(leaf)))
-    return found
+def _columns(space: Space[Any]) -> list[tuple[Space[Any], slice]]:
+    """The innermost parts of a space, and their columns in a flattened row."""
+    leaves = [get_path(space, leaf.path) for leaf in flatten(space)]
+    stops = np.cumsum([spaces.flatdim(leaf) for leaf in leaves]).tolist()
+    return [(leaf, slice(start, stop)) for leaf, start, stop in zip(leaves, [0, *stops], stops, strict=False)]
 
 
-def _leaf_spaces(space: Space[Any]) -> Iterator[Space[Any]]:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for part in space.values() if isinstance(space, spaces.Dict) else space:
-            yield from _leaf_spaces(part)
-    else:
-        yield space
-
-
-def _unflatten(column: _Column, rows: Array) -> Array:
-    """One leaf from flattened rows. Of choices, the one with the largest number is taken."""
-    space, part = column.space, rows[..., column.start : column.stop]
+def _unflatten(space: Space[Any], part: Array) -> Array:
+    """One leaf from its columns in flattened rows. Of choices, the one with the largest number is taken."""
     if isinstance(space, spaces.Discrete):
         return np.asarray(part.argmax(-1) + space.start, space.dtype)
     if isinstance(space, spaces.MultiDiscrete):
         ends = np.cumsum(space.nvec.ravel())[:-1]
         chosen = np.stack([choices.argmax(-1) for choices in np.split(part, ends, axis=-1)], axis=-1)
-        return (chosen.reshape(*rows.shape[:-1], *space.shape) + space.start).astype(space.dtype)
-    return part.reshape(*rows.shape[:-1], *space.shape).astype(space.dtype, copy=False)  # type: ignore[misc]
+        return (chosen.reshape(*part.shape[:-1], *space.shape) + space.start).astype(space.dtype)
+    return part.reshape(*part.shape[:-1], *space.shape).astype(space.dtype, copy=False)  # type: ignore[misc]
