@@ -13,7 +13,7 @@ from shoal.planning.plan import Plan
 from shoal.pool import Pool
 from shoal.remote.mpi.serve import serve
 from shoal.state.snapshot import Snapshot
-from shoal.support.lazy_modules import modules_of
+from shoal.support.optional_dependencies import modules_of
 from shoal.tuning import tune
 
 # Every backend, by the name that users give, and its class, which is imported when a pool asks for it.

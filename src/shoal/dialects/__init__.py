@@ -6,6 +6,6 @@ Read `base` first, which has what the dialects share, then `gymnasium`.
 
 from __future__ import annotations
 
-from shoal.support.lazy_modules import modules_of
+from shoal.support.optional_dependencies import modules_of
 
 __getattr__ = modules_of(__name__)

@@ -25,11 +25,11 @@ import numpy.typing as npt
 
 from shoal.memory.copies import own_copy
 from shoal.native import AUTORESET
+from shoal.spaces.leaves import Array
 
 if TYPE_CHECKING:
     from shoal.envs.group import Answers
 
-Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 
 # One dict for each row of the answers; None where all of them are empty.
@@ -73,19 +73,13 @@ KERNEL_MODES = tuple(mode.name for mode in RULES.values() if mode.in_kernels)
 
 
 class Episodes:
-    """Applies a mode to the lanes of one env: remembers the lanes that have ended, and orders the resets.
-
-    Attributes:
-        rule: the mode.
-        ended: one flag for each lane: its episode is over, and the next one has not begun.
-    """
+    """Applies a mode to the lanes of one env: remembers the lanes that have ended, and orders the resets."""
 
     def __init__(self, lanes: int, mode: str = MODES[0]):
-        self.ended: Mask = np.zeros(lanes, np.bool_)
+        self.ended: Mask = np.zeros(lanes, np.bool_)  # the lane's episode is over, and the next one has not begun
         self.rule = RULES[mode]
 
     def use(self, mode: str) -> None:
-        """Set the mode."""
         self.rule = RULES[mode]
 
     def begun(self, rows: Any, out: Answers, at: Any = slice(None)) -> None:
@@ -96,9 +90,8 @@ class Episodes:
     def step(self, rows: Array, out: Answers, step: Act, begin: Act) -> Infos:
         """Step these lanes, and begin episodes where the mode says so.
 
-        Args:
-            step: a function (rows, at) that steps some of the lanes, and writes the places `at` of `out`.
-            begin: a function (rows, at) that resets some of the lanes, writes their observations, and calls `begun`.
+        `step` is a function (rows, at) that steps some of the lanes, and writes the places `at` of `out`; `begin` is
+        one that resets some of the lanes, writes their observations, and calls `begun`.
         """
         due = self.ended[rows] if self.rule.begins_next else np.zeros(len(rows), np.bool_)
         infos: Infos = None

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space
 
+from shoal.envs.autoreset import Mask
 from shoal.envs.group import Answers, GroupAdapter, Infos
-from shoal.spaces.leaves import assemble, flatten, get_path
+from shoal.spaces.leaves import Array, assemble, flatten, get_path
 
-Array = npt.NDArray[Any]
-Mask = npt.NDArray[np.bool_]
 ENDED = "shoal_ended"  # among the saved arrays
 
 
@@ -35,24 +33,19 @@ class BatchedEnv(Protocol):
 
     def reset(self, mask: Mask, seeds: Sequence[int | None]) -> Any:
         """Begin an episode where the mask is True: observations, valid in those rows. One seed for each row."""
-        ...
 
     def step(self, mask: Mask, actions: Any) -> tuple[Any, Array, Array, Array]:
         """Step where the mask is True: observations, rewards, terminated, truncated, valid in those rows. It never
         resets an env."""
-        ...
 
     def save(self) -> dict[str, Array]:
         """The state as arrays with a row for each env."""
-        ...
 
     def load(self, saved: dict[str, Array], mask: Mask) -> None:
         """The counterpart of `save`, for the rows where the mask is True."""
-        ...
 
     def close(self) -> None:
         """Release all resources."""
-        ...
 
 
 class RowsEnv(GroupAdapter):
@@ -67,14 +60,12 @@ class RowsEnv(GroupAdapter):
         self.reset_ns = 0  # the time that resets have taken; the stepper counts it and sets it back
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
-        """See GroupEnv."""
         if options:
             raise ValueError(f"options: envs that are stepped as one batch take none, found {options!r:.100}")
         self._begin(rows, seeds, out, slice(None))
         return None
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
-        """See GroupEnv."""
 
         def step(some: Array, at: Mask) -> None:
             obs, *results = self.env.step(self._mask(some), self._spread(rows, actions))

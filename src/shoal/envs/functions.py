@@ -34,15 +34,9 @@ class FromSpec:
 
 
 def as_env_fns(env: Any, num_envs: int | None, env_kwargs: Mapping[str, Any] | None = None) -> list[EnvFn]:
-    """A list of env functions, one for each env.
+    """A list of env functions, one for each env; `num_envs` is None for as many as the list has, or for one.
 
-    Args:
-        env: an id, a spec, a class or function that makes an env, or a list of them.
-        num_envs: how many envs; None for as many as the list has, or for one.
-        env_kwargs: keyword arguments for the constructor.
-
-    Raises:
-        BadEnv: `env` is none of these, or `num_envs` does not fit it.
+    Raises BadEnv if `env` is no id, spec, class, function or list of them, or if `num_envs` does not fit it.
     """
     kwargs = dict(env_kwargs or {})
     is_whole = num_envs is None or (hasattr(num_envs, "__index__") and not isinstance(num_envs, bool))
@@ -107,8 +101,7 @@ def _make_limited(env_fn: EnvFn, steps: int) -> Any:
 def pickle_env_fns(env_fns: Sequence[EnvFn], first: int = 0) -> list[bytes]:
     """Pickle each function. One that is there many times is pickled once; `first` is the id of the first env.
 
-    Raises:
-        BadEnv: a function cannot be pickled. The message names its env, and the variable in it that is to blame.
+    If one cannot be pickled, BadEnv names its env, and the variable in it that is to blame.
     """
     done: dict[int, bytes] = {}
     for i, env_fn in enumerate(env_fns):

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.envs.autoreset import MODES, Episodes, Infos
-from shoal.spaces.leaves import flatten
+from shoal.envs.autoreset import MODES, Episodes, Infos, Mask
+from shoal.spaces.leaves import Array, flatten
 
 __all__ = ["MODES", "Answers", "GroupAdapter", "GroupEnv", "Infos", "is_group"]
-
-Array = npt.NDArray[Any]
-Flags = npt.NDArray[np.bool_]
 
 _FLAGS = ("terminated", "truncated", "began", "present", "has_final")
 
@@ -45,12 +41,12 @@ class Answers:
 
     obs: list[Array]
     reward: Array
-    terminated: Flags
-    truncated: Flags
-    began: Flags
-    present: Flags
+    terminated: Mask
+    truncated: Mask
+    began: Mask
+    present: Mask
     final: list[Array]
-    has_final: Flags
+    has_final: Mask
 
     @classmethod
     def scratch(cls, leaves: Sequence[Any], count: int, finals: bool = False) -> Answers:
@@ -64,12 +60,10 @@ class Answers:
 
     def part(self, start: int, stop: int) -> Answers:
         """Return views of some of the rows."""
-        arrays = {name: getattr(self, name)[start:stop] for name in _FLAGS}
         return Answers(
             obs=[array[start:stop] for array in self.obs],
             final=[array[start:stop] for array in self.final],
-            reward=self.reward[start:stop],
-            **arrays,
+            **{name: getattr(self, name)[start:stop] for name in ("reward", *_FLAGS)},
         )
 
     def clear(self) -> None:
@@ -97,25 +91,20 @@ class GroupEnv(Protocol):
     @property
     def env(self) -> Any:
         """The object that the caller's calls and attributes are meant for."""
-        ...
 
     def use(self, autoreset: str) -> None:
         """Set how lanes go on after an episode's end: one of MODES. `shoal.envs.autoreset` has the rules, and a class
         `Episodes` that applies them."""
-        ...
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
         """Begin an episode in these lanes, counted from 0; one seed for each of them."""
-        ...
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
         """Step these lanes. `actions` are a batch of the action space with a row for each of `rows`; an env that keeps
         them must copy them."""
-        ...
 
     def close(self) -> None:
         """Release all resources."""
-        ...
 
 
 def is_group(env: Any) -> bool:
@@ -124,11 +113,7 @@ def is_group(env: Any) -> bool:
 
 
 class GroupAdapter:
-    """What the adapters of this package have in common: facts about their lanes, and autoreset by `Episodes`.
-
-    Attributes:
-        env: the env that is adapted.
-    """
+    """A GroupEnv around `env`: what the adapters of this package have in common, with autoreset by `Episodes`."""
 
     lane_names: Any = None
     together, resets_alone, can_be_absent = True, False, False
@@ -141,15 +126,13 @@ class GroupAdapter:
         self._episodes = Episodes(self.num_lanes, self.modes[0])
 
     def use(self, autoreset: str) -> None:
-        """See GroupEnv."""
         self._episodes.use(autoreset)
 
     def close(self) -> None:
-        """See GroupEnv."""
         if hasattr(self.env, "close"):
             self.env.close()
 
-    def _mask(self, rows: Array) -> Flags:
+    def _mask(self, rows: Array) -> Mask:
         mask = np.zeros(self.num_lanes, np.bool_)
         mask[rows] = True
         return mask

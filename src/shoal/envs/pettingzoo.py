@@ -9,38 +9,29 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
-
 from shoal import native
 from shoal.envs.autoreset import keep_finals, with_final_info
 from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, ResetNeeded
 from shoal.memory.copies import own_copy
-from shoal.spaces.leaves import get_path
+from shoal.spaces.leaves import Array, get_path
 from shoal.spaces.shared import SharedSpace
 from shoal.support.optional_dependencies import install
-
-Array = npt.NDArray[Any]
 
 
 def is_parallel_env(env: Any) -> bool:
     """Tell whether an env steps all its agents at once, as PettingZoo's parallel envs do."""
-    return _has_agents(env) and not _is_turn_by_turn(env)
+    # The spaces of single-agent envs are attributes, and cannot be called.
+    return _has(env, "step", "reset", "observation_space", "action_space") and not is_aec_env(env)
 
 
 def is_aec_env(env: Any) -> bool:
     """Tell whether an env steps one agent after the other, as PettingZoo's AEC envs do."""
-    return _has_agents(env) and _is_turn_by_turn(env)
+    return _has(env, "step", "reset", "observation_space", "action_space", "agent_iter", "last")
 
 
-def _has_agents(env: Any) -> bool:
-    # The spaces of single-agent envs are attributes, and cannot be called.
-    methods = ("step", "reset", "observation_space", "action_space")
+def _has(env: Any, *methods: str) -> bool:
     return not isinstance(env, type) and all(callable(getattr(env, name, None)) for name in methods)
-
-
-def _is_turn_by_turn(env: Any) -> bool:
-    return all(callable(getattr(env, name, None)) for name in ("agent_iter", "last"))
 
 
 def parallel_from_aec(env: Any) -> Any:
@@ -63,16 +54,10 @@ class ParallelLanes(GroupAdapter):
     begins its next episode. The team's episode is over when no agent is left. An agent that leaves `agents` without a
     flag has terminated. A reward that comes without an observation is added to that of the agent's next observation.
 
-    Args:
-        env: a parallel env, or an AEC env, which is converted.
-
     Attributes:
         env: the env as it was given.
         observations, actions: the spaces that all agents share, and how the agents' own values lie in them.
         agent_spaces: (observation space, action space) of each agent.
-
-    Raises:
-        BadEnv: it has no possible agents, or their spaces cannot be brought together.
     """
 
     can_be_absent = True
@@ -96,7 +81,6 @@ class ParallelLanes(GroupAdapter):
         self._list_live_agents()
 
     def close(self) -> None:
-        """See GroupEnv."""
         if hasattr(self._parallel, "close"):
             self._parallel.close()
 
@@ -234,15 +218,16 @@ class ParallelLanes(GroupAdapter):
         if lane in self._unseen:
             self._unseen.discard(lane)
             out.began[lane] = True
-        out.present[lane] = True  # it may have been absent in the step that this reset follows
         if observation is None:
-            _fill_with_zeros(out.obs, lane)
+            self._hide(lane, out)  # but for its presence
         else:
             self.observations.write(lane, observation, out.obs, lane)
+        out.present[lane] = True  # it may have been absent in the step that this reset follows
 
     def _hide(self, lane: int, out: Answers) -> None:
         out.present[lane] = False
-        _fill_with_zeros(out.obs, lane)
+        for target in out.obs:
+            target[lane] = 0
 
     def _list_live_agents(self) -> None:
         self._live_lanes = [lane for lane, live in enumerate(self._live) if live]
@@ -258,11 +243,6 @@ class ParallelLanes(GroupAdapter):
             if not isinstance(info, dict):
                 raise TypeError(f"agent {name!r}: info must be a dict, got {type(info).__name__}")
         return found if any(found) else None
-
-
-def _fill_with_zeros(targets: Sequence[Array], row: int) -> None:
-    for target in targets:
-        target[row] = 0
 
 
 def _possible_agents(env: Any) -> list[Any]:

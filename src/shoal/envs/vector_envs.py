@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, BadObservation
-from shoal.spaces.leaves import Leaf, get_path
-
-Array = npt.NDArray[Any]
+from shoal.memory.copies import own_copy
+from shoal.spaces.leaves import Array, get_path
 
 # The buffers that PufferLib's envs take as `buf`, and have as attributes.
 PUFFER_BUFFERS = ("observations", "rewards", "terminals", "truncations", "masks", "actions", "teacher_actions")
@@ -49,25 +47,32 @@ class _BatchLanes(GroupAdapter):
         self._write(out.obs, obs)
         self._episodes.begun(slice(None), out)
 
+    def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
+        infos = self._step_all(actions, out)
+        self._episodes.note(out)
+        return self._infos(infos, rows)
+
+    def _infos(self, infos: Any, rows: Array) -> Infos:
+        """Split the env's infos into a dict for each row."""
+        return _by_lane(infos, rows)
+
     def _step_all(self, actions: Any, out: Answers) -> Any:
         """Step the env, write its answer, and return its infos as they are."""
-        obs, out.reward[:], out.terminated[:], out.truncated[:], infos = self.env.step(_copied(actions))
+        own = own_copy(actions)  # which the env may keep
+        obs, out.reward[:], out.terminated[:], out.truncated[:], infos = self.env.step(own)
         self._write(out.obs, obs)
         return infos
 
-    def _write(self, targets: Sequence[Array], obs: Any) -> None:
+    def _write(self, targets: Sequence[Array], obs: Any, at: Any = ..., rows: Any = ...) -> None:
+        """Write these rows of a batch of observations to the places `at`."""
         for leaf, target in zip(self._leaves, targets, strict=True):
-            target[:] = _checked(leaf, get_path(obs, leaf.path), self.num_lanes)
-
-
-def _checked(leaf: Leaf, value: Any, count: int) -> Array:
-    array = np.asarray(value)
-    if array.shape != (count, *leaf.shape) or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-        raise BadObservation(
-            f"observation{leaf.name}: expected {leaf.dtype} of shape {(count, *leaf.shape)}, one row for each lane, "
-            f"found {array.dtype} of shape {array.shape}"
-        )
-    return array
+            array, expected = np.asarray(get_path(obs, leaf.path)), (self.num_lanes, *leaf.shape)
+            if array.shape != expected or not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+                raise BadObservation(
+                    f"observation{leaf.name}: expected {leaf.dtype} of shape {expected}, one row for each lane, "
+                    f"found {array.dtype} of shape {array.shape}"
+                )
+            target[at] = array[rows]
 
 
 class VectorLanes(_BatchLanes):
@@ -80,46 +85,36 @@ class VectorLanes(_BatchLanes):
         super().__init__(env, env.num_envs, env.single_observation_space, env.single_action_space)
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
-        """See GroupEnv."""
-        if len(rows) < self.num_lanes:
-            return self._reset_some(rows, seeds, options, out, slice(None))
-        given = None if all(seed is None for seed in seeds) else list(seeds)
-        obs, infos = self.env.reset(seed=given, options=options)
-        self._begin_all(obs, out)
-        return _by_lane(infos, rows)
+        if len(rows) < self.num_lanes:  # of a vector env that leaves resets to the caller
+            options = {**(options or {}), "reset_mask": self._mask(rows)}
+        return self._begin(rows, seeds, options, out, slice(None))
 
-    def _reset_some(self, rows: Array, seeds: Any, options: Any, out: Answers, at: Any) -> Infos:
-        """Reset some rows of a vector env that leaves resets to the caller; `at` are their places in `out`."""
+    def _begin(self, rows: Array, seeds: Any, options: Any, out: Answers, at: Any) -> Infos:
+        """Begin an episode in these rows; `at` are their places in `out`."""
         given = None if all(seed is None for seed in seeds) else self._all_seeds(rows, seeds)
-        obs, infos = self.env.reset(seed=given, options={**(options or {}), "reset_mask": self._mask(rows)})
-        for leaf, target in zip(self._leaves, out.obs, strict=True):
-            target[at] = _checked(leaf, get_path(obs, leaf.path), self.num_lanes)[rows]
+        obs, infos = self.env.reset(seed=given, options=options)
+        self._write(out.obs, obs, at, rows)
         self._episodes.begun(rows, out, at)
         return _by_lane(infos, rows)
 
     def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
-        """See GroupEnv."""
         if self.resets_alone:
             return self._episodes.step(
                 rows, out,
                 lambda some, _: _by_lane(self._step_all(actions, out), some),
-                lambda some, at: self._reset_some(some, [None] * len(some), None, out, at),
+                lambda some, at: self._begin(some, [None] * len(some), {"reset_mask": self._mask(some)}, out, at),
             )  # fmt: skip
         infos = self._step_all(actions, out)
         self._episodes.note(out)
-        if self._episodes.rule.resets_at_once:
-            infos = self._take_finals(infos, out)
-        return _by_lane(infos, rows)
-
-    def _take_finals(self, infos: Mapping[str, Any], out: Answers) -> Mapping[str, Any]:
-        """Take the last observations out of the infos of a vector env that has reset at once."""
+        if not self._episodes.rule.resets_at_once:
+            return _by_lane(infos, rows)
         finals = infos.get("final_obs")
         for row in np.flatnonzero(out.began).tolist():
             if finals is not None and finals[row] is not None:
                 out.has_final[row] = True
                 for leaf, target in zip(self._leaves, out.final, strict=True):
                     target[row] = get_path(finals[row], leaf.path)
-        return {name: value for name, value in infos.items() if name not in ("final_obs", "_final_obs")}
+        return _by_lane({name: infos[name] for name in infos if name not in ("final_obs", "_final_obs")}, rows)
 
 
 class EnvPoolLanes(_BatchLanes):
@@ -134,23 +129,22 @@ class EnvPoolLanes(_BatchLanes):
         super().__init__(env, count, env.observation_space, env.action_space)
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
-        """See GroupEnv. An EnvPool gets its seeds when it is made, and not here."""
-        obs, infos = self.env.reset()
+        obs, infos = self.env.reset()  # an EnvPool gets its seeds when it is made, and not here
         self._begin_all(obs, out)
-        return _columns(infos, rows)
+        return self._infos(infos, rows)
 
-    def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
-        """See GroupEnv."""
-        infos = self._step_all(actions, out)
-        self._episodes.note(out)
-        return _columns(infos, rows)
+    def _infos(self, infos: Any, rows: Array) -> Infos:
+        """Each name has a column. The ids of envs are left out."""
+        ids = ("env_id", "players", "elapsed_step")
+        kept = {name: value for name, value in infos.items() if name not in ids and np.ndim(value)}
+        return _by_lane({name: column for name, column in kept.items() if len(column) == len(rows)}, rows)
 
 
 class PufferLanes(_BatchLanes):
     """An env of PufferLib's kind: it has a row for each agent, arrays of its own, and begins episodes at once.
 
-    If the pool has just one frame and the env takes `buf`, the env writes its observations into the batch, and nothing
-    is copied.
+    Such envs do not say what the last observation of an episode was. If the pool has just one frame and the env takes
+    `buf`, the env writes its observations into the batch, and nothing is copied.
     """
 
     modes = ("same_step",)
@@ -171,29 +165,21 @@ class PufferLanes(_BatchLanes):
         moved._in_place = np.shares_memory(moved.env.observations, out.obs[0])
         return moved
 
-    def _write(self, targets: Sequence[Array], obs: Any) -> None:
+    def _write(self, targets: Sequence[Array], obs: Any, at: Any = ..., rows: Any = ...) -> None:
         if not self._in_place or obs is not self.env.observations:
-            super()._write(targets, obs)
+            super()._write(targets, obs, at, rows)
 
     def reset(self, rows: Array, seeds: Sequence[int | None], options: dict[str, Any] | None, out: Answers) -> Infos:
-        """See GroupEnv."""
         result = self.env.reset(seeds[0]) if seeds[0] is not None else self.env.reset()
         obs, infos = result if isinstance(result, tuple) else (result, [])
         self._begin_all(obs, out)
-        return self._infos(infos)
-
-    def step(self, rows: Array, actions: Any, out: Answers) -> Infos:
-        """See GroupEnv. Such envs do not say what the last observation of an episode was."""
-        infos = self._step_all(actions, out)
-        self._episodes.note(out)
-        return self._infos(infos) if infos else None
+        return self._infos(infos, rows)
 
     def close(self) -> None:
-        """See GroupEnv. The `close` of PufferLib's base class raises NotImplementedError."""
-        with contextlib.suppress(NotImplementedError):
+        with contextlib.suppress(NotImplementedError):  # the `close` of PufferLib's base class
             super().close()
 
-    def _infos(self, infos: Any) -> Infos:
+    def _infos(self, infos: Any, rows: Array) -> Infos:
         """Sort the infos: a list of dicts about anything, or one dict for each agent."""
         given = [info for info in infos if info] if infos else []
         if not given:
@@ -208,15 +194,6 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
-
-
-def _copied(actions: Any) -> Any:
-    """Copy a batch of actions, so that the env may keep it."""
-    if isinstance(actions, Mapping):
-        return {key: _copied(value) for key, value in actions.items()}
-    if isinstance(actions, tuple):
-        return tuple(_copied(value) for value in actions)
-    return actions.copy()
 
 
 def _by_lane(infos: Mapping[str, Any], rows: Array) -> Infos:
@@ -239,10 +216,3 @@ def _cell(column: Any, row: int) -> Any:
         inner = _by_lane(column, np.array([row]))
         return inner[0] if inner else {}
     return column[row]
-
-
-def _columns(infos: Mapping[str, Any], rows: Array) -> Infos:
-    """Split an EnvPool's infos, in which each name has a column, into a dict for each row, without the ids of envs."""
-    ids = ("env_id", "players", "elapsed_step")
-    kept = {name: value for name, value in infos.items() if name not in ids and np.ndim(value)}
-    return _by_lane({name: column for name, column in kept.items() if len(column) == len(rows)}, rows)

@@ -8,7 +8,7 @@ pool as flat tuples of arrays.
 from __future__ import annotations
 
 from shoal.graph.host import own_errors
-from shoal.support.lazy_modules import modules_of
+from shoal.support.optional_dependencies import modules_of
 
 __all__ = ["own_errors"]
 __getattr__ = modules_of(__name__)

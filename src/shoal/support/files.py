@@ -14,8 +14,7 @@ from typing import BinaryIO
 def replacing(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
     """Open a new file, which takes the place of `path` at the end of the block; if that raises, `path` stays as it was.
 
-    Args:
-        durable: wait until the disk has the file, so that it survives a crash of the machine.
+    A durable file survives a crash of the machine: this waits until the disk has it.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:

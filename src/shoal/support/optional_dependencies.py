@@ -1,9 +1,12 @@
-"""Packages that only a part of Shoal needs: imports them, and says how to install those that are missing."""
+"""Imports on first use: modules of Shoal, and packages that only a part of it needs, with how to install those."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 
@@ -34,3 +37,18 @@ def install(extra: str) -> str:
     if not needed:  # it runs from a clone that is not installed
         return f'pip install ".[{extra}]" in the folder of Shoal'
     return f"pip install {' '.join(needed)}"
+
+
+def modules_of(package: str) -> Callable[[str], ModuleType]:
+    """A `__getattr__` for a package: `shoal.dialects.sb3` works after `import shoal`.
+
+    An error in a module's import, such as an extra that is missing, is passed on.
+    """
+
+    def get(name: str) -> ModuleType:
+        path = f"{package}.{name}"
+        if name.startswith("_") or importlib.util.find_spec(path) is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(path)
+
+    return get

@@ -111,10 +111,7 @@ def end_sessions(heads: Mapping[str, Process]) -> None:
     """Kill what is left of workers that are gone: the members of their sessions, and all that carry their marks.
 
     A session keeps its number while it has members, so that no other session gets it. But where a later process has
-    the head's pid, the session may be that process's own, and is left alone.
-
-    Args:
-        heads: the workers by their marks.
+    the head's pid, the session may be that process's own, and is left alone. `heads` are the workers by their marks.
     """
     for _ in range(5 if heads else 0):  # they may start others while they are being ended
         own = {head.pid for head in heads.values() if identify(head.pid) in (None, head)}
