@@ -207,7 +207,9 @@ class Orchard(compiled.Env):
         agents = len(state.row)
         for turn in range(agents):
             k = (state.first + turn) % agents
-            row, column = moved(state.row[k], state.column[k], action[k] - 1, SIDE, SIDE)
+            row, column = state.row[k], state.column[k]
+            if action[k] > 0:
+                row, column = moved(row, column, action[k] - 1, SIDE, SIDE)
             if not is_taken(state, row, column):
                 state.row[k], state.column[k] = row, column
             row, column = state.row[k], state.column[k]

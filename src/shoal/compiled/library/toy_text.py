@@ -13,14 +13,14 @@ from shoal import compiled
 
 @compiled.function
 def moved(row: int, column: int, direction: int, rows: int, columns: int) -> Any:
-    """Return the cell next to one, or itself at an edge; 0 is up, 1 right, 2 down, 3 left, and all else stays."""
+    """Return the cell next to one, or itself at an edge; 0 is up, 1 right, 2 down and 3 left."""
     if direction == 0:
         row = max(row - 1, 0)
     elif direction == 1:
         column = min(column + 1, columns - 1)
     elif direction == 2:
         row = min(row + 1, rows - 1)
-    elif direction == 3:
+    else:
         column = max(column - 1, 0)
     return row, column
 
@@ -188,16 +188,18 @@ WALL_EAST = np.array(
 SOUTH, NORTH, EAST, WEST, PICK_UP, DROP_OFF = range(6)
 LEFT_OF = np.array([EAST, WEST, NORTH, SOUTH])
 RIGHT_OF = np.array([WEST, EAST, SOUTH, NORTH])
-AS_MOVED = np.array([2, 0, 1, 3])  # the directions as `moved` numbers them
 
 
 @compiled.function
-def drive(row: int, column: int, direction: int) -> Any:
-    """Return the next cell in a direction, or the same one if a wall or the edge is in the way."""
-    west = column - 1 if direction == WEST else column  # of the wall that may be in the way
-    if direction in (EAST, WEST) and west >= 0 and WALL_EAST[row, west] == 1:
-        return row, column
-    return moved(row, column, AS_MOVED[direction], TOWN, TOWN)
+def may_drive(row: int, column: int, direction: int) -> Any:
+    """Say whether neither a wall nor the edge is in the way."""
+    if direction == SOUTH:
+        return row < TOWN - 1
+    if direction == NORTH:
+        return row > 0
+    if direction == EAST:
+        return WALL_EAST[row, column] == 0
+    return column > 0 and WALL_EAST[row, column - 1] == 0
 
 
 @compiled.function
@@ -261,19 +263,25 @@ class Taxi(compiled.Env):
             arrived = place == state.destination
             return 20.0 if arrived else -1.0, arrived
 
-        row, column = drive(state.row, state.column, action)
-        if row == state.row and column == state.column:
+        direction = action
+        if not may_drive(state.row, state.column, direction):
             return -1.0, False
         if state.is_rainy:
-            direction, drawn = action, compiled.uniform(rng)
+            drawn = compiled.uniform(rng)
             if drawn >= state.rainy_probability + (1.0 - state.rainy_probability) / 2.0:
                 direction = RIGHT_OF[action]
             elif drawn >= state.rainy_probability:
                 direction = LEFT_OF[action]
-            row, column = drive(state.row, state.column, direction)
-            if row == state.row and column == state.column:
+            if not may_drive(state.row, state.column, direction):
                 return -1.0, False
-        state.row, state.column = row, column
+        if direction == SOUTH:
+            state.row += 1
+        elif direction == NORTH:
+            state.row -= 1
+        elif direction == EAST:
+            state.column += 1
+        else:
+            state.column -= 1
         if state.fickle and state.passenger == IN_TAXI:
             state.fickle = False
             state.destination = (state.destination + compiled.integer(rng, 1, 4)) % 4
