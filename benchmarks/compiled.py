@@ -69,7 +69,7 @@ def _arrays(count: int) -> tuple[Any, ...]:
 def _free_loop() -> Any:
     import numba
 
-    from shoal.compiled.numba_random import VERSIONS
+    from shoal.compiled.random import VERSIONS
     from shoal.compiled.rebuild import Rebuilder
 
     jit = numba.njit(error_model="numpy", nogil=True)
