@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import shoal
-from shoal.compiled.library.cartpole import CartPole
+from shoal.compiled.library.classic_control import CartPole
 from shoal.support.cores import usable_cores
 
 STEPS = 64  # of a run's unit: so many batches of actions were drawn beforehand
@@ -69,7 +69,7 @@ def _arrays(count: int) -> tuple[Any, ...]:
 def _free_loop() -> Any:
     import numba
 
-    from shoal.compiled.numba_random import VERSIONS
+    from shoal.compiled.random import VERSIONS
     from shoal.compiled.rebuild import Rebuilder
 
     jit = numba.njit(error_model="numpy", nogil=True)
@@ -230,7 +230,7 @@ import sys
 sys.path.insert(0, {here!r})
 import numpy as np
 import shoal
-from shoal.compiled.library.cartpole import CartPole
+from shoal.compiled.library.classic_control import CartPole
 with shoal.Pool(CartPole, 64, backend="compiled", seed=0) as pool:
     pool.reset()
     pool.step(np.zeros(64, np.int64))

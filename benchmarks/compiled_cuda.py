@@ -25,7 +25,7 @@ import numpy as np
 
 from shoal.compiled.cuda import CudaEnvs, missing
 from shoal.compiled.cuda.build import driver
-from shoal.compiled.library.cartpole import CartPole
+from shoal.compiled.library.classic_control import CartPole
 
 ROLLED = 64
 

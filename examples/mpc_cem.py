@@ -15,7 +15,7 @@ import numpy as np
 from rich.progress import Progress
 
 import shoal
-from shoal.compiled.library.pendulum import Pendulum
+from shoal.compiled.library.classic_control import Pendulum
 
 
 class Model(Pendulum):

@@ -21,15 +21,14 @@ class Walk(compiled.Env):
 
 envs = shoal.make(Walk, num_envs=4096)
 
-The package may import `shoal.worker`, `shoal.state`, `shoal.envs` and the packages below those. Read `env` and
+The package may import `shoal.worker`, `shoal.state`, `shoal.envs` and the packages below those. Read
 `definition` first (what a class has); then `template` and `kernels` (how it becomes machine code), and `worker` (how a
 pool runs it). `cuda` does the same on a GPU, and `library` has envs that are ready to use.
 """
 
 from __future__ import annotations
 
-from shoal.compiled.definition import function
-from shoal.compiled.env import Env
+from shoal.compiled.definition import Env, function
 from shoal.compiled.library_env import from_library, include_folder
 from shoal.compiled.plain import as_gymnasium
 from shoal.compiled.policy import policy

@@ -22,16 +22,14 @@ class CompiledBackend(BatchedBackend):
 
     @classmethod
     def env_fn(cls, env: Any, num_envs: int, kwargs: Mapping[str, Any], num_workers: int | None) -> Callable[[], Any]:
-        from shoal.compiled.pool_envs import make_envs
+        from shoal.compiled.worker import make_envs
 
         # Compiled now, in the caller: errors in the class are the caller's to see.
         envs = make_envs(env, num_envs, kwargs, num_workers)
         return lambda: envs
 
     def roll_out(self, inline: Any, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
-        from shoal.compiled.rolling import roll
-
-        return roll(inline.stepper, record, policy, params, rngs)
+        return inline.stepper.roll_out(record, policy, params, rngs)  # type: ignore[no-any-return]
 
 
 class CudaBackend(RowsBackend):
@@ -48,6 +46,6 @@ class CudaBackend(RowsBackend):
 
     @staticmethod
     def make_envs(env: Any, num_envs: int, kwargs: Mapping[str, Any]) -> BatchedEnv:
-        from shoal.compiled.cuda.pool_envs import make_envs
+        from shoal.compiled.cuda.envs import make_envs
 
         return make_envs(env, num_envs, kwargs)

@@ -1,9 +1,10 @@
-"""The attributes and methods of a class that can be compiled, read and checked: a `Definition`."""
+"""The base class of envs that can be compiled, and what a class has, read and checked: a `Definition`."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,10 +13,9 @@ from gymnasium import Space
 
 from shoal.errors import BadEnv
 from shoal.spaces.leaves import Leaf, array_leaves
+from shoal.support.optional_dependencies import install
 
 F = TypeVar("F", bound=Callable[..., Any])
-METHODS = {"reset": ("state", "rng"), "step": ("state", "action", "rng"), "observe": ("state", "obs")}
-STEP_OF_AGENTS = ("state", "action", "reward", "rng")
 TAKEN = frozenset(dir(np.record))  # attributes of every record, which would hide a field of the same name
 
 _helpers: set[Any] = set()
@@ -35,6 +35,89 @@ def function(helper: F) -> F:
 def is_helper(value: Any) -> bool:
     """Say whether this function was marked by `function`."""
     return inspect.isfunction(value) and value in _helpers
+
+
+class Env:
+    """The base of envs that can be compiled. A subclass has these attributes and static methods.
+
+    `__init__` may set attributes in place of the class's, from `env_kwargs`.
+
+    Attributes:
+        observation_space, action_space: of one agent. Made of arrays: Box, Discrete, MultiDiscrete, MultiBinary, and
+            Dict and Tuple of these.
+        max_episode_steps: steps after which an episode is truncated; None for no limit.
+        state: the fields of an env's state: float, int, bool, a numpy dtype, or (one of these, shape). All are zero
+            when `reset` is called.
+        params: more fields, with their defaults: numbers or arrays. They stay as they are, and can be set for each env
+            while a pool runs (`pool.set_attr`).
+        num_agents: how many agents one env has. They end together, and each is a lane of the pool.
+
+    Methods, all static:
+        reset(state, rng): begin an episode.
+        step(state, action, rng): one step; returns (reward, terminated). The action is an int (Discrete), a number (a
+            Box without a shape) or an array; if the space is nested, a tuple of these, one for each leaf. Its numbers
+            have 64 bits, whatever the space says. With several agents step(state, action, reward, rng): `action` has a
+            row for each of them, `step` writes `reward` and returns `terminated`.
+        observe(state, obs): write the observation into `obs`, which is all zeros: the array of one env (of one element,
+            if the space has no shape), with a row for each agent if there are several; a tuple of such arrays if the
+            space is nested.
+    """
+
+    observation_space: Space[Any]
+    action_space: Space[Any]
+    max_episode_steps: int | None = None
+    state: Mapping[str, Any] = {}
+    params: Mapping[str, Any] = {}
+    num_agents: int = 1
+    metadata: Mapping[str, Any] = {"render_modes": []}
+    render_mode: str | None = None
+
+    @classmethod
+    def __shoal_env__(cls, **kwargs: Any) -> Any:
+        """Make an env that steps this class as plain Python; every backend but "compiled" and "cuda" runs it.
+
+        Each agent has a lane, if there are several.
+        """
+        from shoal.compiled.plain import PlainEnv, PlainGroup
+
+        kwargs.pop("debug", None)  # it is for compiled code
+        env = PlainEnv(define(cls, kwargs))
+        return env if env.definition.num_agents == 1 else PlainGroup(env)
+
+    @classmethod
+    def __shoal_missing__(cls) -> str:
+        """Say what this machine lacks to compile it, and how to get it; "" for nothing."""
+        from shoal.compiled import kernels
+
+        return "" if kernels.available() else f"Numba is not installed: {install('compiled')}"
+
+    @classmethod
+    def __shoal_kernel__(cls, definition: Definition, debug: bool) -> int:
+        """Return the address of the code that steps many envs of this class; see native/task.h.
+
+        Raises:
+            BadEnv: it cannot be compiled.
+            ImportError: Numba is not installed.
+        """
+        from shoal.compiled.kernels import kernel_address
+
+        return kernel_address(definition, debug)
+
+
+def find_class(env: Any) -> type[Env]:
+    """Return the class that is meant: itself, or the library's class of this id."""
+    if isinstance(env, type) and issubclass(env, Env):
+        return env
+    if isinstance(env, str):
+        library = importlib.import_module("shoal.compiled.library")
+        try:
+            return library.find(env)  # type: ignore[no-any-return]
+        except LookupError as error:
+            raise BadEnv(str(error)) from None
+    raise BadEnv(
+        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see docs/compiled.md, '
+        "or use another backend"
+    )
 
 
 @dataclass(frozen=True)
@@ -68,18 +151,17 @@ class Definition:
     @property
     def nested_obs(self) -> bool:
         """Say whether `observe` gets a tuple."""
-        return bool(self.obs_leaves[0].path) if self.obs_leaves else True
+        return not self.obs_leaves or bool(self.obs_leaves[0].path)
 
     @property
     def nested_action(self) -> bool:
         """Say whether `step` gets a tuple."""
-        return bool(self.action_leaves[0].path) if self.action_leaves else True
+        return not self.action_leaves or bool(self.action_leaves[0].path)
 
     def new_states(self, count: int) -> np.ndarray[Any, Any]:
         """Make the states of so many envs, with the default params in them."""
         states = np.zeros(count, self.dtype)
-        for name in self.params:
-            states[name] = self.defaults[name]
+        states[:] = self.defaults
         return states
 
 
@@ -89,8 +171,7 @@ def define(env_class: type[Any], kwargs: Mapping[str, Any]) -> Definition:
     Raises:
         BadEnv: something is missing or wrong.
     """
-    name = env_class.__name__
-    env = env_class(**kwargs)
+    name, env = env_class.__name__, env_class(**kwargs)
     observation_space, action_space = _space(env, "observation_space"), _space(env, "action_space")
     agents, limit = env.num_agents, env.max_episode_steps
     if not _is_count(agents):
@@ -111,9 +192,9 @@ def define(env_class: type[Any], kwargs: Mapping[str, Any]) -> Definition:
         cleared=cleared,
         defaults=defaults,
         params=tuple(env.params),
-        reset=_method(env, "reset", METHODS["reset"]),
-        step=_method(env, "step", METHODS["step"] if agents == 1 else STEP_OF_AGENTS),
-        observe=_method(env, "observe", METHODS["observe"]),
+        reset=_method(env, "reset(state, rng)"),
+        step=_method(env, f"step(state, action, {'reward, ' if agents > 1 else ''}rng)"),
+        observe=_method(env, "observe(state, obs)"),
     )
 
 
@@ -151,8 +232,13 @@ def _record(
     defaults = np.zeros((), dtype)
     for field, value in values.items():
         defaults[field] = value
-    cleared = min((dtype.fields[field][1] for field in values), default=dtype.itemsize) if dtype.fields else 0
-    return dtype, int(cleared), defaults
+    return dtype, cleared_bytes(dtype, values), defaults
+
+
+def cleared_bytes(dtype: np.dtype[Any], params: Iterable[str]) -> int:
+    """Return how many bytes of a state come before its params."""
+    places: Mapping[str, Any] = dtype.fields or {}
+    return int(min((places[name][1] for name in params), default=dtype.itemsize))
 
 
 def _field(name: str, field: str, kind: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -175,9 +261,8 @@ def _param(name: str, field: str, value: Any) -> np.ndarray[Any, Any]:
     return array
 
 
-def _method(env: Any, method: str, names: Sequence[str]) -> Callable[..., Any]:
-    name = type(env).__name__
-    wanted = f"{method}({', '.join(names)})"
+def _method(env: Any, wanted: str) -> Callable[..., Any]:
+    name, method = type(env).__name__, wanted.partition("(")[0]
     found = env.__dict__.get(method, inspect.getattr_static(type(env), method, None))
     if found is None:
         raise BadEnv(f"{name} has no {method}: it needs a static method {wanted}")
@@ -187,6 +272,6 @@ def _method(env: Any, method: str, names: Sequence[str]) -> Callable[..., Any]:
         raise BadEnv(f"{name}.{method} is no static method: put @staticmethod above it, and write it as {wanted}")
     if not inspect.isfunction(found):
         raise BadEnv(f"{name}.{method}: expected a function {wanted}, found {found!r}")
-    if len(inspect.signature(found).parameters) != len(names):
+    if len(inspect.signature(found).parameters) != wanted.count(",") + 1:
         raise BadEnv(f"{name}.{method}{inspect.signature(found)}: expected {wanted}")
     return found

@@ -25,14 +25,8 @@ def fingerprint(source: str, functions: Mapping[str, Any], values: Mapping[str, 
     """Hash a kernel's source, the functions that it calls with all that these use, and the tools that compile it."""
     digest = hashlib.sha256()
     walker = _Walker(digest.update)
-    for part in (source, debug, *_tools()):
+    for part in (source, debug, *_tools(), *sorted(values.items()), *sorted(functions.items())):
         walker.add(part)
-    for name in sorted(values):
-        walker.add(name)
-        walker.add(values[name])
-    for name in sorted(functions):
-        walker.add(name)
-        walker.add(functions[name])
     return digest.hexdigest()[:32]
 
 

@@ -1,32 +1,40 @@
-"""The compiled code of a class or a policy as an address: loaded from the cache, or compiled now and kept there."""
+"""The compiled code of a class or a policy as an address: loaded from the cache, or compiled now and kept there.
+
+The cache is a folder with one file for each kernel, named by the hash of all that it depends on. LLVM alone loads
+object code where that is possible, so that later starts need no Numba.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib.util
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from shoal.compiled import cache, random
+from shoal.compiled import random
 from shoal.compiled.definition import Definition
-from shoal.compiled.diagnosis import explain_env, explain_policy
 from shoal.compiled.fingerprint import fingerprint
-from shoal.compiled.machine import load_machine
-from shoal.compiled.numba_cpu import Source, available, compile_source
+from shoal.compiled.numba_cpu import Machine, Source, compile_source, explain, explain_env
 from shoal.compiled.template import constants, kernel_source, policy_source
+from shoal.support.files import replacing
 from shoal.support.optional_dependencies import install
 
-__all__ = ["available", "kernel_address", "policy_address"]
+MAGIC = b"shoal kernel 1\n"
+
+
+def available() -> bool:
+    """Say whether Numba is installed."""
+    return importlib.util.find_spec("numba") is not None
 
 
 def kernel_address(definition: Definition, debug: bool) -> int:
-    """Return the address of the kernel that steps envs of this class; see native/task.h.
-
-    Raises:
-        BadEnv: Numba cannot compile it; the error names the user's own line.
-        ImportError: Numba is not installed.
-    """
+    """See Env.__shoal_kernel__. A BadEnv names the user's own line."""
     if not available():
         raise ImportError(f'backend="compiled" needs Numba: {install("compiled")}')
     functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
@@ -39,37 +47,34 @@ def policy_address(definition: Definition, policy: Any, params: Sequence[Any]) -
     """Return the address of the kernel that lets a policy choose the actions of lanes."""
     values = {**constants(definition), **{f"T_param_{i}": param.dtype for i, param in enumerate(params)}}
     source = Source("policy_kernel", policy_source(definition, params), {"policy": policy}, values, False)
-    return _address(policy.__name__, source, lambda error: explain_policy(definition, policy, error))
+    return _address(policy.__name__, source, lambda error: explain(definition, policy.__name__, policy, error))
 
 
-def _address(name: str, source: Source, explain: Callable[[Exception], Exception]) -> int:
-    """Return the address of compiled source.
-
-    Args:
-        name: of the class or policy, for messages and files.
-        explain: makes the error to raise out of Numba's own.
-    """
+def _address(name: str, source: Source, explained: Callable[[Exception], Exception]) -> int:
+    """Return the address of compiled source. `name` is for messages and files; `explained` makes errors of Numba's."""
     key = fingerprint(source.text, source.functions, source.values, source.debug)
-    machine = cache.load(name, key)
-    if machine is None:
-        machine = _compile_and_keep(name, key, source, explain)
-    return load_machine(machine)
+    path = _cache_folder() / f"{name}-{key}.kernel"
+    machine = _read(path) or _compile_and_keep(name, path, source, explained)
+    return int(_engine(machine).get_function_address(machine.symbol))
 
 
-def _compile_and_keep(name: str, key: str, source: Source, explain: Callable[[Exception], Exception]) -> cache.Machine:
+def _compile_and_keep(name: str, path: Path, source: Source, explained: Callable[[Exception], Exception]) -> Machine:
     _say(f"shoal: compiling {name} ...")
     began = time.perf_counter()
     try:
         machine = compile_source(source)
     except Exception as error:
         _say(" failed\n")
-        raise explain(error) from None
+        raise explained(error) from None
     except BaseException:
         _say(" interrupted\n")
         raise
     seconds = time.perf_counter() - began
-    trouble = cache.save(name, key, machine)
-    where = f"cached in {cache.cache_folder()}" if trouble is None else f"not cached: {trouble}"
+    try:
+        _write(path, machine)
+        where = f"cached in {path.parent}"
+    except OSError as error:
+        where = f"not cached: {error}"
     _say(f" {seconds:.1f} s, {where}\n")
     return machine
 
@@ -78,3 +83,58 @@ def _say(text: str) -> None:
     if sys.stderr is not None and os.environ.get("SHOAL_QUIET") != "1":
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+# ---- on disk ---------------------------------------------------------------------------------------------------
+
+
+def _cache_folder() -> Path:
+    """SHOAL_CACHE_DIR, or Shoal's folder in the user's cache: ~/.cache/shoal on Linux."""
+    from platformdirs import user_cache_path  # takes 3 ms, and most programs compile nothing
+
+    given = os.environ.get("SHOAL_CACHE_DIR")
+    return Path(given) if given else user_cache_path("shoal", appauthor=False)
+
+
+def _read(path: Path) -> Machine | None:
+    """Return what was written; None if nothing was, or the file is damaged."""
+    try:
+        data = path.read_bytes()
+        head, _, code = data.removeprefix(MAGIC).partition(b"\n")
+        about = json.loads(head)
+        if not data.startswith(MAGIC) or hashlib.sha256(code).hexdigest() != about["sha256"]:
+            return None
+        return Machine(about["symbol"], about["needs_numba"], code)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, machine: Machine) -> None:
+    """Keep it. Several processes may do so at once."""
+    digest = hashlib.sha256(machine.code).hexdigest()
+    about = {"symbol": machine.symbol, "needs_numba": machine.needs_numba, "sha256": digest}
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with replacing(path) as file:
+        file.write(MAGIC + json.dumps(about).encode() + b"\n" + machine.code)
+
+
+# ---- in memory -------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _engine(machine: Machine) -> Any:
+    """Load a compiled function. It stays loaded until the process ends."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    if machine.needs_numba:  # Numba makes its own functions known to LLVM
+        from numba.core.registry import cpu_target
+        from numba.core.runtime import rtsys
+
+        rtsys.initialize(cpu_target.target_context)
+    target = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(machine.code))
+    engine.finalize_object()
+    return engine

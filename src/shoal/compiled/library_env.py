@@ -12,8 +12,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal import native
-from shoal.compiled.definition import Definition
-from shoal.compiled.env import Env
+from shoal.compiled.definition import Definition, Env
 from shoal.errors import BadEnv
 
 VERSION = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from shoal.compiled.definition import Definition, define
 from shoal.compiled.random import begin_stream
+from shoal.compiled.template import wide_type
 from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv
 from shoal.spaces.leaves import assemble, get_path
@@ -23,13 +24,6 @@ def as_gymnasium(env_class: type[Any], **kwargs: Any) -> PlainEnv:
     With several agents, observations, actions and rewards have a row for each of them.
     """
     return PlainEnv(define(env_class, kwargs))
-
-
-def plain_env(env_class: type[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the same as an env of a pool: each agent has a lane, if there are several."""
-    definition = define(env_class, {name: value for name, value in kwargs.items() if name != "debug"})
-    env = PlainEnv(definition)
-    return env if definition.num_agents == 1 else PlainGroup(env)
 
 
 class PlainEnv(gymnasium.Env[Any, Any]):
@@ -115,8 +109,7 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         """Convert an action to what `step` gets: numbers of 64 bits, whatever the space's type is."""
         values = []
         for leaf in self.definition.action_leaves:
-            wide = np.float64 if leaf.dtype.kind == "f" else np.bool_ if leaf.dtype.kind == "b" else np.int64
-            value = np.asarray(get_path(action, leaf.path), leaf.dtype).astype(wide)
+            value = np.asarray(get_path(action, leaf.path), leaf.dtype).astype(wide_type(leaf))
             values.append(value if value.ndim else value.item())
         return tuple(values) if self.definition.nested_action else values[0]
 
@@ -135,7 +128,6 @@ class PlainEnv(gymnasium.Env[Any, Any]):
         }  # fmt: skip
 
     def set_state(self, saved: dict[str, Any]) -> None:
-        """The counterpart of `get_state`."""
         self._bytes[:] = saved["state"]
         self._rng[0] = saved["rng"]
         self._seed, self._episode, self._steps = saved["seed"], saved["episode"], saved["steps"]
@@ -155,8 +147,6 @@ class PlainGroup(GroupAdapter):
         return None
 
     def step(self, rows: Any, actions: Any, out: Answers) -> Infos:
-        """See GroupEnv."""
-
         def step(*rows_and_places: Any) -> None:
             obs, out.reward[:], out.terminated[:], out.truncated[:], _ = self.env.step(actions)
             self._write(out.obs, obs)
@@ -173,10 +163,8 @@ class PlainGroup(GroupAdapter):
             target[:] = get_path(obs, leaf.path)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state, for snapshots."""
         return {**self.env.get_state(), "ended": bool(self._episodes.ended[0])}
 
     def set_state(self, saved: dict[str, Any]) -> None:
-        """The counterpart of `get_state`."""
         self.env.set_state(saved)
         self._episodes.ended[:] = saved["ended"]

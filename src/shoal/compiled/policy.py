@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from shoal.compiled import numba_random
 from shoal.compiled.definition import function
-from shoal.compiled.random import integer, normal, uniform
+from shoal.compiled.random import begin_stream_64, integer, normal, uniform
 from shoal.spaces.leaves import Leaf
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +40,7 @@ def is_policy(value: Any) -> bool:
 def streams(seed: int, lanes: int) -> npt.NDArray[np.uint64]:
     """Return the beginnings of the lanes' streams for a policy: lane i has the seed `seed + i`."""
     rngs: npt.NDArray[Any] = np.zeros((1, lanes), np.uint64)
-    numba_random.begin_stream(rngs, np.arange(lanes, dtype=np.uint64) + np.uint64(seed), np.array([STREAM]))
+    begin_stream_64(rngs, np.arange(lanes, dtype=np.uint64) + np.uint64(seed), np.array([STREAM]))
     return np.ascontiguousarray(rngs.T)
 
 

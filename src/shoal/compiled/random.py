@@ -1,7 +1,7 @@
 """Random numbers of compiled envs, in plain Python. A stream depends on its seed and its episode alone.
 
 A stream is one number of 64 bits, `rng[0]`. Each draw adds a constant to it and mixes the sum (SplitMix64). Compiled
-code has its own versions of these functions (`shoal.compiled.numba_random`), which give the same bits.
+code has its own versions of these functions (`VERSIONS`), which give the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mix(z: int) -> int:
 
 def begin_stream(rng: Any, seed: int, episode: int) -> None:
     """Set `rng` to the beginning of the stream of this seed's episode."""
-    rng[0] = np.uint64(mix((mix((seed + GAMMA) & MASK) + episode * EPISODE) & MASK))
+    rng[0] = np.uint64(mix((mix((int(seed) + GAMMA) & MASK) + int(episode) * EPISODE) & MASK))
 
 
 def next_bits(rng: Any) -> int:
@@ -68,3 +68,41 @@ def choice(rng: Any, weights: Any) -> int:
                 return i
         left -= weights[i]
     return last  # rounding may leave a rest
+
+
+# ---- the same for Numba, in arithmetic of 64 bits --------------------------------------------------------------
+# These are plain functions, with types that Numba infers: each target compiles them with its own decorator.
+
+GAMMA_64, EPISODE_64, MIX_1_64, MIX_2_64 = (np.uint64(number) for number in (GAMMA, EPISODE, MIX_1, MIX_2))
+SHIFT_11, SHIFT_27, SHIFT_30, SHIFT_31 = (np.uint64(bits) for bits in (11, 27, 30, 31))
+
+
+def mix_64(z: Any) -> Any:
+    z = (z ^ (z >> SHIFT_30)) * MIX_1_64
+    z = (z ^ (z >> SHIFT_27)) * MIX_2_64
+    return z ^ (z >> SHIFT_31)
+
+
+def begin_stream_64(rng: Any, seed: Any, episode: Any) -> None:
+    rng[0] = mix_64(mix_64(seed + GAMMA_64) + np.uint64(episode) * EPISODE_64)
+
+
+def next_bits_64(rng: Any) -> Any:
+    z = rng[0] + GAMMA_64
+    rng[0] = z
+    return mix_64(z)
+
+
+def uniform_64(rng: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
+    return low + (high - low) * (np.float64(next_bits_64(rng) >> SHIFT_11) * UNIT)
+
+
+def integer_64(rng: Any, low: Any, high: Any) -> Any:
+    return np.int64(low) + np.int64(next_bits_64(rng) % np.uint64(np.int64(high) - np.int64(low)))
+
+
+# Those that only call others are compiled as they are.
+VERSIONS = {
+    mix: mix_64, begin_stream: begin_stream_64, next_bits: next_bits_64, uniform: uniform_64, normal: normal,
+    integer: integer_64, choice: choice,
+}  # fmt: skip

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shoal.native.layout import MARK_BEGINS as BEGINS
-from shoal.native.layout import TALLY, TASK
-from shoal.native.layout import TASK_FRAME_FIELDS as FRAME_FIELDS
-from shoal.native.layout import TASK_LANE_FIELDS as LANE_FIELDS
-from shoal.native.layout import TASK_LEAF as KINDS_OF_LEAVES
-from shoal.native.layout import TASK_LEAVES as LEAVES
-
-__all__ = ["BEGINS", "FRAME_FIELDS", "LANE_FIELDS", "PLACES", "TALLY", "Task", "extras_place", "leaf_place"]
-
-PLACES = {name: place for place, name in enumerate(TASK)}
+from shoal.native.layout import TASK, TASK_LEAF, TASK_LEAVES
 
 
-def leaf_place(kind: str, index: int) -> int:
-    """Return the place of a leaf's address in the table."""
-    return LEAVES + len(KINDS_OF_LEAVES) * index + KINDS_OF_LEAVES.index(kind)
+def place_of(name: str) -> int:
+    """Return the place of a number or an address in the table; a name such as "obs.0" is that of a leaf."""
+    kind, _, leaf = name.partition(".")
+    return TASK_LEAVES + len(TASK_LEAF) * int(leaf) + TASK_LEAF.index(kind) if leaf else TASK.index(name)
 
 
 def extras_place(leaves: int) -> int:
     """Return the place after the leaves, of which there are so many."""
-    return LEAVES + len(KINDS_OF_LEAVES) * max(leaves, 1)
+    return TASK_LEAVES + len(TASK_LEAF) * max(leaves, 1)
 
 
 class Task:
@@ -34,28 +27,20 @@ class Task:
 
     def __init__(self, leaves: int):
         self.table = np.zeros(extras_place(leaves), np.int64)
-        self._arrays: dict[int, Any] = {}
-        self._extras = len(self.table)
+        self._arrays: dict[str, Any] = {}
 
     def number(self, name: str, value: int) -> None:
         """Set a number."""
-        self.table[PLACES[name]] = value
+        self.table[place_of(name)] = value
 
     def array(self, name: str, array: npt.NDArray[Any] | None, offset: int = 0) -> None:
-        """Set the address of an array, `offset` bytes from its beginning; a name such as "obs.0" is that of a leaf."""
-        kind, _, leaf = name.partition(".")
-        place = leaf_place(kind, int(leaf)) if leaf else PLACES[name]
-        self.table[place] = 0 if array is None else array.ctypes.data + offset
-        self._arrays[place] = array
+        """Set the address of an array, `offset` bytes from its beginning."""
+        self.number(name, 0 if array is None else array.ctypes.data + offset)
+        self._arrays[name] = array
 
-    def copy(self, extras: int = 0) -> Task:
-        """Return another one with the same entries, and places for so many more arrays after them."""
+    def copy(self, extras: Sequence[npt.NDArray[Any]]) -> Task:
+        """Return another one with the same entries, and the addresses of more arrays after them."""
         other = Task(0)
-        other.table = np.concatenate([self.table, np.zeros(extras, np.int64)])
-        other._arrays, other._extras = dict(self._arrays), len(self.table)
+        other.table = np.array([*self.table, *(array.ctypes.data for array in extras)], np.int64)
+        other._arrays = {**self._arrays, **{f"extra.{i}": array for i, array in enumerate(extras)}}
         return other
-
-    def extra(self, index: int, array: npt.NDArray[Any]) -> None:
-        """Set the address of one of the arrays after the others."""
-        self.table[self._extras + index] = array.ctypes.data
-        self._arrays[self._extras + index] = array

@@ -1,30 +1,142 @@
-"""Steps compiled envs: one kernel answers all lanes.
+"""The compiled envs of a pool, and what steps them: one kernel answers all lanes.
 
 Between a request and its answer no Python runs, unless an env has failed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal import native
+from shoal.compiled import kernels
+from shoal.compiled.definition import Definition, define, find_class
 from shoal.compiled.plain import PlainEnv
+from shoal.compiled.policy import random_policy
 from shoal.compiled.random import begin_stream
-from shoal.compiled.source_parts import wide_type
-from shoal.compiled.task import FRAME_FIELDS, LANE_FIELDS, Task
+from shoal.compiled.task import Task
+from shoal.compiled.template import wide_type
+from shoal.envs.autoreset import KERNEL_MODES
 from shoal.memory.messages import STATUS_ERROR
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import Slab
+from shoal.native.layout import TASK_FRAME_FIELDS, TASK_LANE_FIELDS
 from shoal.spaces.leaves import assemble
+from shoal.support.cores import usable_cores
 from shoal.worker.base import EnvBlock, Stepper, WorkerChannel
 
-Array = npt.NDArray[Any]
 STEPPING, RESETTING, OBSERVING, UNKNOWN = 1, 2, 3, 4  # phases, as kernels number them
 DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe", UNKNOWN: "compiled code"}
+
+
+def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], num_workers: int | None) -> CompiledEnvs:
+    """Compile a class, or load what was compiled before, and make so many envs of it.
+
+    Raises:
+        BadEnv: it is no class for that, or cannot be compiled, for reasons in the user's own lines.
+        ImportError: Numba is not installed.
+    """
+    kwargs = dict(env_kwargs)
+    debug = bool(kwargs.pop("debug", os.environ.get("SHOAL_COMPILED_DEBUG", "") not in ("", "0")))
+    env_class = find_class(env)
+    definition = define(env_class, kwargs)
+    function = env_class.__shoal_kernel__(definition, debug)
+    return CompiledEnvs(definition, num_envs, function, num_workers or usable_cores(), debug)
+
+
+class CompiledEnvs:
+    """Many envs of one class, as a group; its lanes may be stepped and reset one by one.
+
+    Attributes:
+        states: one record for each env; may be looked at and changed between steps.
+    """
+
+    can_be_absent, modes = False, KERNEL_MODES
+
+    def __init__(self, definition: Definition, num_envs: int, function: int, threads: int, debug: bool):
+        self.definition, self.num_envs, self.function = definition, num_envs, function
+        self.threads, self.debug = threads, debug
+        self.group_size = definition.num_agents
+        self.num_lanes = num_envs * self.group_size
+        self.together, self.resets_alone = self.group_size > 1, self.group_size == 1
+        self.lane_names = list(range(self.group_size)) if self.together else None
+        self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
+        self.states = definition.new_states(num_envs).view(np.recarray)
+        self.fields = (*(definition.dtype.names or ()), "state")  # what each env has for itself
+        self._bytes = np.asarray(self.states).view(np.uint8).reshape(num_envs, -1)
+        self.seeds = np.frombuffer(secrets.token_bytes(8 * num_envs), np.uint64).copy()
+        self.episodes = np.full(num_envs, -1, np.int64)
+        self.rngs = np.zeros((num_envs, 1), np.uint64)
+
+    @property
+    def env(self) -> CompiledEnvs:
+        """The object that the caller's functions get."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the class itself, such as its metadata."""
+        if name.startswith("_") or name == "definition":
+            raise AttributeError(name)
+        return getattr(self.definition.env, name)
+
+    def use(self, autoreset: str) -> None:
+        """See GroupEnv. The kernel gets the mode from the stepper."""
+
+    def make_stepper(self, *args: Any) -> Any:
+        return KernelStepper(*args)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of the class that the lanes share."""
+        if not hasattr(self.definition.env, name):
+            raise AttributeError(f"{self.definition.name} has no attribute {name!r}")
+        return getattr(self.definition.env, name)
+
+    def set_wrapper_attr(self, name: str, value: Any) -> None:
+        """Refuse to set anything but fields."""
+        fields = ", ".join(self.fields[:-1])
+        raise AttributeError(f"{self.definition.name} has no field {name!r} to set: its fields are {fields}")
+
+    # ---- rows: each lane is one row; the agents of an env share its state --------------------------------------
+
+    def get_rows(self, name: str, rows: Sequence[int]) -> list[Any]:
+        """Return copies of a field, or of the whole state, for these lanes."""
+        column = self.states if name == "state" else self.states[name]
+        values = [column[row // self.group_size] for row in rows]
+        return [value.copy() if name == "state" or isinstance(value, np.ndarray) else value for value in values]
+
+    def set_rows(self, name: str, rows: Sequence[int], values: Sequence[Any]) -> None:
+        """Set a field, or the whole state, of these lanes."""
+        column = self.states if name == "state" else self.states[name]
+        for row, value in zip(rows, values, strict=True):
+            column[row // self.group_size] = value
+
+    def save_rows(self, rows: Sequence[int]) -> list[dict[str, Any] | None]:
+        """Return the states of these lanes; None for a lane that was saved with the first lane of its env."""
+        return [None if row % self.group_size else self._save(row // self.group_size) for row in rows]
+
+    def _save(self, env: int) -> dict[str, Any]:
+        return {
+            "state": self._bytes[env].copy(), "rng": self.rngs[env].copy(), "seed": self.seeds[env : env + 1].copy(),
+            "episode": self.episodes[env : env + 1].copy(),
+        }  # fmt: skip
+
+    def load_rows(self, rows: Sequence[int], states: Sequence[Any]) -> None:
+        """Load what `save_rows` has returned."""
+        for row, state in zip(rows, states, strict=True):
+            env, agent = divmod(row, self.group_size)
+            if agent:
+                continue
+            if not isinstance(state, dict) or set(state) != {"state", "rng", "seed", "episode"}:
+                raise ValueError('the state was not saved by backend="compiled", and cannot be loaded by it')
+            self._bytes[env], self.rngs[env] = state["state"], state["rng"]
+            self.seeds[env], self.episodes[env] = state["seed"][0], state["episode"][0]
+
+    def close(self) -> None:
+        """Do nothing: the stepper ends its threads."""
 
 
 class KernelStepper(Stepper):
@@ -32,21 +144,19 @@ class KernelStepper(Stepper):
 
     Attributes:
         kernel: the core's Kernel, for a full batch in one call; None if Python must look at each answer.
-        task: the kernel's table of numbers and addresses.
-        policies: the addresses of policies that were compiled for rollouts.
     """
 
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
         super().__init__(block, channel)
         (self._envs,), slab = self.envs, block.slab
         self._definition, self._agents = self._envs.definition, self._envs.group_size
-        self._lane = {name: slab.array("slot" if name == "slots" else name) for name in LANE_FIELDS}
+        self._lane = {name: slab.array("slot" if name == "slots" else name) for name in TASK_LANE_FIELDS}
         self._failed = np.zeros(self._envs.num_envs, np.uint8)
         self._rolling = False
-        self.policies: dict[Any, int] = {}
-        self.task = self._fill_task(slab)
+        self._policies: dict[Any, int] = {}  # the addresses of those that were compiled for rollouts
+        self._task = self._fill_task(slab)
         self._core = native.Kernel(
-            self._envs.function, self.task.table, self._envs.num_envs, self._agents, self._envs.threads,
+            self._envs.function, self._task.table, self._envs.num_envs, self._agents, self._envs.threads,
             self._stats, self._failed, self._report,
         )  # fmt: skip
         self.run = self._run_checked if self._check_nan else self._core.run
@@ -63,7 +173,7 @@ class KernelStepper(Stepper):
         task.number("env", getattr(definition.env, "library_address", 0))
         for name, array in self._lane.items():
             task.array(name, array)
-        for name in FRAME_FIELDS:
+        for name in TASK_FRAME_FIELDS:
             task.array(name, self._frame[name])
         # In debug mode a step that fails is run again, from the state that was saved before it.
         kept = envs.num_envs if envs.debug else 0
@@ -82,17 +192,43 @@ class KernelStepper(Stepper):
             task.array(f"wide.{i}", np.zeros((envs.num_lanes, *leaf.shape), wide_type(leaf)))
         return task
 
-    def rollout(self, task: Task, policy: int, steps: int, row_bytes: tuple[int, ...]) -> None:
-        """Step with a policy that is a kernel itself; see native/kernel.h.
+    def roll_out(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
+        """Fill the record of a rollout, except its first observations, which it has; return False if that cannot be.
+
+        A policy is a kernel itself, see native/kernel.h: all steps are made without a return to Python. Kernels answer
+        into frames, and the record's arrays serve as the frames. Frame 0 is the beginning of the rollout: an array that
+        has no row for it gets an address one row before its first one.
 
         Raises:
             EnvError: an env raised; the others may have made more steps.
         """
+        if policy == "random":
+            if len(self._definition.action_leaves) != 1:
+                return False
+            policy, params = random_policy(self._definition.action_leaves[0])
+        if self.kernel is None or not kernels.available():
+            return False
+        key = (policy, *((param.dtype, param.shape) for param in params))
+        if key not in self._policies:  # a look into the cache on disk takes longer than many rollouts
+            self._policies[key] = kernels.policy_address(self._definition, policy, params)
+        task = self._task.copy((rngs, *params))
+        task.number("frames", record.steps + 1)
+        late = {name: getattr(record, name) for name in TASK_FRAME_FIELDS if name not in ("began", "status")}
+        late["status"] = np.zeros((record.steps, record.lanes), np.uint8)
+        late.update({f"final.{i}": array for i, array in enumerate(record.finals or ())})
+        for name, array in late.items():
+            task.array(name, array, offset=-array.strides[0])
+        task.array("began", record.began)
+        for kind, arrays in (("obs", record.obs), ("action", record.actions)):
+            for i, array in enumerate(arrays):
+                task.array(f"{kind}.{i}", array)
         self._rolling = True
         try:
-            self._core.rollout(task.table, policy, steps, row_bytes)
+            row_bytes = tuple(array.strides[0] for array in record.actions)
+            self._core.rollout(task.table, self._policies[key], record.steps, row_bytes)
         finally:
             self._rolling = False
+        return True
 
     # ---- errors ------------------------------------------------------------------------------------------------
 
@@ -140,7 +276,7 @@ class KernelStepper(Stepper):
             rows = slice(first, first + self._agents) if self._agents > 1 else first
             plain.step(assemble(definition.action_space, [array[rows] for array in self._actions if array is not None]))
         elif phase == RESETTING:
-            begin_stream(rng, int(self._envs.seeds[env]), int(self._envs.episodes[env]))
+            begin_stream(rng, self._envs.seeds[env], self._envs.episodes[env])
             plain._rng[:], plain._bytes[: definition.cleared] = rng, 0
             definition.reset(plain.state, plain._rng)
         else:
@@ -170,6 +306,5 @@ class KernelStepper(Stepper):
                 self._envs.episodes[lane // self._agents] = -1
 
     def close(self) -> list[tuple[int, PackedError]]:
-        """End the threads."""
         self._core.close()
         return super().close()

@@ -14,7 +14,7 @@ from shoal.compiled.cuda.build import build, driver, simulated
 from shoal.compiled.cuda.source import KernelKind, arguments, length_type, narrow
 from shoal.compiled.definition import Definition, define
 from shoal.compiled.policy import random_policy
-from shoal.compiled.source_parts import action_shape, row_shape
+from shoal.compiled.template import action_shape, row_shape
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -12,7 +12,7 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from compiled.library.kit import Forced, chi_square_is_ordinary, ours, theirs
 from shoal import compiled
-from shoal.compiled.library import blackjack
+from shoal.compiled.library import toy_text
 
 # A number in each part of (0, 1) that an outcome can stand for, and some that lie close to the bounds.
 DRAWS = (0.0, 0.1, 0.3333, 0.33334, 0.5, 0.6666, 0.66667, 0.75, 0.8, 0.8001, 0.8999, 0.9001, 0.99)
@@ -190,7 +190,7 @@ def test_blackjack_with_the_same_cards(natural: bool, sab: bool, monkeypatch: py
     rng = np.random.default_rng(0)
     mine, gym = ours("Blackjack-v1", natural=natural, sab=sab), theirs("Blackjack-v1", natural=natural, sab=sab)
     cards: Iterator[int] = iter(())
-    monkeypatch.setattr(blackjack, "draw_card", lambda _: next(cards))
+    monkeypatch.setattr(toy_text, "draw_card", lambda _: next(cards))
 
     class Pile:
         def choice(self, options: Any) -> Any:

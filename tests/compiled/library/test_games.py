@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 
 from compiled.library.kit import chi_square_is_ordinary, ours
-from shoal.compiled.library import bricks, orchard
+from shoal.compiled.library import games
 
 STAY, LEFT, RIGHT = 0, 1, 2
 
 
 def follow(env: Any, ahead: float = 0.0) -> int:
     """Keep the paddle under the ball, or a little beside it."""
-    away = env.state.ball_column + bricks.BALL / 2 + ahead - (env.state.paddle + bricks.PADDLE_WIDTH / 2)
+    away = env.state.ball_column + games.BALL / 2 + ahead - (env.state.paddle + games.PADDLE_WIDTH / 2)
     return RIGHT if away > 1 else LEFT if away < -1 else STAY
 
 
 def shown_bricks(screen: Any) -> Any:
     """Return where the screen has bricks: [rows, columns]."""
-    top = bricks.WALL_TOP
-    corners = screen[top : bricks.WALL_BOTTOM : bricks.BRICK_HEIGHT, :: bricks.BRICK_WIDTH]
-    return (corners >= bricks.BRICK_SHADE) & (corners < bricks.PADDLE_SHADE)
+    top = games.WALL_TOP
+    corners = screen[top : games.WALL_BOTTOM : games.BRICK_HEIGHT, :: games.BRICK_WIDTH]
+    return (corners >= games.BRICK_SHADE) & (corners < games.PADDLE_SHADE)
 
 
 def test_a_game_of_bricks() -> None:
@@ -36,9 +36,9 @@ def test_a_game_of_bricks() -> None:
         screen, reward, terminated, truncated, _ = env.step(follow(env, 3 * np.sin(steps / 7)))
         assert env.observation_space.contains(screen)
         assert reward == before - env.state.left == before - env.state.bricks.sum()
-        assert screen[int(env.state.ball_row), int(env.state.ball_column)] == bricks.BALL_SHADE
-        assert (screen[bricks.PADDLE_ROW] == bricks.PADDLE_SHADE).sum() == bricks.PADDLE_WIDTH
-        if env.state.ball_row > bricks.WALL_BOTTOM:
+        assert screen[int(env.state.ball_row), int(env.state.ball_column)] == games.BALL_SHADE
+        assert (screen[games.PADDLE_ROW] == games.PADDLE_SHADE).sum() == games.PADDLE_WIDTH
+        if env.state.ball_row > games.WALL_BOTTOM:
             assert (shown_bricks(screen) == (env.state.bricks == 1)).all()
         total, steps, over = total + reward, steps + 1, terminated or truncated
     assert total >= 40
@@ -49,7 +49,7 @@ def test_who_does_not_move_loses_three_balls() -> None:
     env.reset(seed=2)
     lives, over, steps = [3], False, 0
     while not over:
-        env.state.paddle = 0 if env.state.ball_column > bricks.SIZE / 2 else bricks.SIZE - bricks.PADDLE_WIDTH
+        env.state.paddle = 0 if env.state.ball_column > games.SIZE / 2 else games.SIZE - games.PADDLE_WIDTH
         _, reward, over, truncated, _ = env.step(STAY)
         assert reward == 0
         assert not truncated
@@ -65,28 +65,28 @@ def test_the_last_brick_ends_the_game() -> None:
     env.state.bricks[:] = 0
     env.state.bricks[5, 3] = 1
     env.state.left = 1
-    env.state.ball_row, env.state.ball_column = bricks.WALL_BOTTOM, 3.5 * bricks.BRICK_WIDTH
+    env.state.ball_row, env.state.ball_column = games.WALL_BOTTOM, 3.5 * games.BRICK_WIDTH
     env.state.down, env.state.right = -1.0, 0.0
     reward, terminated = env.step(STAY)[1:3]
     assert (reward, terminated) == (1.0, True)
 
 
-@pytest.mark.parametrize(("place", "sign"), [(0.0, -1), (bricks.PADDLE_WIDTH - bricks.BALL, 1)])
+@pytest.mark.parametrize(("place", "sign"), [(0.0, -1), (games.PADDLE_WIDTH - games.BALL, 1)])
 def test_the_ends_of_the_paddle_slant_the_ball(place: float, sign: int) -> None:
     env = ours("shoal/Bricks-v0")
     env.reset(seed=0)
-    env.state.ball_row, env.state.ball_column = bricks.PADDLE_ROW - bricks.BALL, env.state.paddle + place
+    env.state.ball_row, env.state.ball_column = games.PADDLE_ROW - games.BALL, env.state.paddle + place
     env.state.down, env.state.right = 1.0, 0.0
     env.step(STAY)
     assert env.state.down == -1.0
     assert np.sign(env.state.right) == sign
-    assert abs(env.state.right) <= bricks.MAX_SLANT
+    assert abs(env.state.right) <= games.MAX_SLANT
 
 
 def test_the_paddle_stays_on_the_screen() -> None:
     env = ours("shoal/Bricks-v0")
     env.reset(seed=0)
-    for action, end in ((LEFT, 0), (RIGHT, bricks.SIZE - bricks.PADDLE_WIDTH)):
+    for action, end in ((LEFT, 0), (RIGHT, games.SIZE - games.PADDLE_WIDTH)):
         for _ in range(40):
             env.state.lives = 3
             env.step(action)
@@ -105,13 +105,13 @@ def toward_nearest(env: Any, k: int) -> int:
 
 
 def assert_screens_show(env: Any, screens: Any) -> None:
-    cells = screens[:, :: orchard.CELL, :: orchard.CELL]
-    assert (np.repeat(np.repeat(cells, orchard.CELL, 1), orchard.CELL, 2) == screens).all()
-    expected = np.where(env.state.apples == 1, orchard.APPLE_SHADE, 0)
-    expected[env.state.row, env.state.column] = orchard.OTHER_SHADE
+    cells = screens[:, :: games.CELL, :: games.CELL]
+    assert (np.repeat(np.repeat(cells, games.CELL, 1), games.CELL, 2) == screens).all()
+    expected = np.where(env.state.apples == 1, games.APPLE_SHADE, 0)
+    expected[env.state.row, env.state.column] = games.OTHER_SHADE
     for k, cell in enumerate(cells):
         own = expected.copy()
-        own[env.state.row[k], env.state.column[k]] = orchard.OWN_SHADE
+        own[env.state.row[k], env.state.column[k]] = games.OWN_SHADE
         assert (cell == own).all()
 
 

@@ -17,7 +17,7 @@ from compiled.library.kit import (
     set_fields,
     theirs,
 )
-from shoal.compiled.library.helpers import square, square_single
+from shoal.compiled.library.classic_control import square, square_single
 
 STATES = 2000
 each = pytest.mark.parametrize("physics", PHYSICS, ids=lambda physics: physics.env_id)

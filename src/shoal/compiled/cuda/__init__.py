@@ -6,7 +6,7 @@ for _ in range(1000):
     envs.step(policy(obs))
 
 The package may import what `shoal.compiled` may. Read `envs` first, then `source` (what a kernel does) and `build` (how
-it is compiled). `pool_envs` is `backend="cuda"`.
+it is compiled).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Arrays on a GPU, given to other libraries and taken from them without a copy."""
+"""Arrays on a GPU, given to other libraries and taken from them without a copy; streams, and launches as graphs."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from shoal.compiled.cuda.build import driver, simulated
 
 CUDA_DEVICE = 2  # as DLPack numbers kinds of devices
 LEGACY_STREAM = 1
+MOST_GRAPHS = 64  # to keep: callers use the same few arrays again and again
+MOST_SEEN = 1024  # keys to remember: a caller may bring new arrays all the time
 
 
 class Streams:
@@ -27,8 +31,7 @@ class Streams:
         if simulated():
             return 0
         if handle not in self._known:
-            cuda = driver()
-            self._known[handle] = cuda.external_stream(handle) if handle else cuda.default_stream()
+            self._known[handle] = _stream(handle)
         if handle != self.current and not is_capturing(handle):  # a caller that captures orders its streams itself
             self.let_wait(handle)
             self.current = handle
@@ -62,10 +65,9 @@ class Streams:
 
     def zeros(self, shape: Any, dtype: Any) -> Any:
         """Make a new array on the GPU."""
-        cuda = driver()
         if simulated():
-            return cuda.to_device(np.zeros(shape, dtype))
-        array = cuda.device_array(shape, dtype)
+            return driver().to_device(np.zeros(shape, dtype))
+        array = driver().device_array(shape, dtype)
         self.clear(array)
         return array
 
@@ -80,10 +82,13 @@ class Streams:
         """Make another stream wait for what was launched on the current one."""
         if simulated() or other == self.current or {other, self.current} <= {0, LEGACY_STREAM}:
             return
-        cuda = driver()
-        event = cuda.event(timing=False)
-        event.record(cuda.external_stream(self.current) if self.current else cuda.default_stream())
-        event.wait(cuda.external_stream(other) if other else cuda.default_stream())
+        event = driver().event(timing=False)
+        event.record(_stream(self.current))
+        event.wait(_stream(other))
+
+
+def _stream(handle: int) -> Any:
+    return driver().external_stream(handle) if handle else driver().default_stream()
 
 
 @functools.cache
@@ -101,6 +106,73 @@ def is_capturing(handle: int) -> bool:
     api = bindings()
     error, status = api.cuStreamIsCapturing(api.CUstream(handle))
     return int(error) == 0 and bool(status != api.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+class Graphs:
+    """Captured launches, by a key of what they were launched with.
+
+    A graph of one kernel costs a fraction of what Numba's own launch does.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()  # keys that came once
+        self._api, self._fine = None, None  # the driver's functions, and its result for success, once there is a graph
+        self._streams: dict[int, Any] = {}
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def launch(self, key: Hashable, handle: int) -> bool:
+        """Launch what was captured under this key; return False if there is nothing, or it must not be used.
+
+        Args:
+            handle: a stream's. While a caller captures the stream into another graph, none can be launched on it.
+        """
+        graph = self._known.get(key)
+        if graph is None or is_capturing(handle):
+            return False
+        api: Any = self._api
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = api.CUstream(handle)
+        if api.cuGraphLaunch(graph, stream)[0] is not self._fine:
+            _checked(api.cuGraphLaunch(graph, stream))
+        return True
+
+    def capture_repeated(self, key: Hashable, launch: Callable[[Any], None]) -> None:
+        """Capture what `launch(stream)` launches, if its key comes for the second time."""
+        if key in self._seen:
+            self._seen.discard(key)
+            self._capture(key, launch)
+        else:
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+
+    def _capture(self, key: Hashable, launch: Callable[[Any], None]) -> None:
+        api, aside = bindings(), driver().stream()
+        self._api, self._fine = api, api.CUresult.CUDA_SUCCESS
+        handle = api.CUstream(int(getattr(aside.handle, "value", aside.handle)))
+        _checked(api.cuStreamBeginCapture(handle, api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+        try:
+            launch(aside)
+        finally:
+            graph = _checked(api.cuStreamEndCapture(handle))
+        self._known[key] = _checked(api.cuGraphInstantiate(graph, 0))
+        _checked(api.cuGraphDestroy(graph))
+        if len(self._known) > MOST_GRAPHS:
+            _checked(api.cuGraphExecDestroy(self._known.popitem(last=False)[1]))
+
+    def close(self) -> None:
+        """Free all graphs, and forget the keys."""
+        self._seen.clear()
+        while self._known:
+            _checked(bindings().cuGraphExecDestroy(self._known.popitem()[1]))
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    error, *values = result
+    if error != bindings().CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"CUDA: {bindings().cuGetErrorString(error)[1].decode()}")
+    return values[0] if values else None
 
 
 class DeviceArray:
@@ -135,7 +207,11 @@ class DeviceArray:
         if stream is not None and stream != -1:
             self.streams.let_wait(stream)
         if self._view is None:
-            self._view = _memory_view()(self.array, stream_ptr=-1)
+            try:
+                from cuda.core.utils import StridedMemoryView
+            except ImportError:
+                from cuda.core.experimental.utils import StridedMemoryView
+            self._view = StridedMemoryView.from_cuda_array_interface(self.array, stream_ptr=-1)
         return self._view.__dlpack__(stream=-1, **options)
 
     def numpy(self) -> npt.NDArray[Any]:
@@ -152,14 +228,6 @@ class DeviceArray:
 
     def __repr__(self) -> str:
         return f"DeviceArray(shape={self.shape}, dtype={self.dtype})"
-
-
-def _memory_view() -> Any:
-    try:
-        from cuda.core.utils import StridedMemoryView
-    except ImportError:
-        from cuda.core.experimental.utils import StridedMemoryView
-    return StridedMemoryView.from_cuda_array_interface
 
 
 def pointer_of(array: Any) -> tuple[Any, int]:

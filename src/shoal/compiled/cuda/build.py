@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compiled import numba_random, random
+from shoal.compiled import random
 from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds, narrow
 from shoal.compiled.definition import Definition
-from shoal.compiled.diagnosis import explain_env
-from shoal.compiled.random import EPISODE, GAMMA, MASK
+from shoal.compiled.numba_cpu import explain_env
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
 from shoal.support.optional_dependencies import install
@@ -68,10 +67,15 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
     if policy is not None:
         functions["policy"] = policy
     options = {"debug": True, "opt": False} if debug else {}
-    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), _narrow_constant if single else _same)
+    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), *[_narrow_constant] * single)
     names = {**constants(definition, dtype), **{name: rebuild(one) for name, one in functions.items()}}
-    names.update(cuda=cuda, T_STATE=_state_type(dtype), record_at=_record_at())
-    names["T_NUMBER"] = np.float32 if single else np.float64
+    names.update(cuda=cuda, T_NUMBER=np.float32 if single else np.float64)
+    if simulated():
+        names.update(T_STATE=dtype, record_at=_simulated_item)
+    else:
+        from numba import from_dtype
+
+        names.update(T_STATE=from_dtype(dtype), record_at=cuda.jit(device=True)(lambda states, index: states[index]))
     exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
     # With fastmath, divisions and roots of 32 bits need not be exact to the last bit. The user's functions are compiled
     # without it, so what they call (sin, exp) stays precise.
@@ -84,10 +88,6 @@ def explained(definition: Definition, error: Exception) -> Exception:
     found = explain_env(definition, False, error)
     text = str(found)
     return BadEnv(text if text.startswith(definition.name) else f"{definition.name} on a GPU: {text}")
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _narrow_constant(value: Any) -> Any:
@@ -103,13 +103,8 @@ def _narrow_constant(value: Any) -> Any:
 
 def _versions(single: bool) -> Any:
     # The simulator runs plain Python, where integers do not wrap around.
-    plain = {**{one: one for one in numba_random.VERSIONS}, random.begin_stream: _plain_begin_stream}
-    versions = plain if simulated() else numba_random.VERSIONS
+    versions = {one: one for one in random.VERSIONS} if simulated() else random.VERSIONS
     return {**versions, random.uniform: _uniform_single} if single else versions
-
-
-def _plain_begin_stream(rng: Any, seed: Any, episode: Any) -> None:
-    rng[0] = np.uint64(random.mix((random.mix((int(seed) + GAMMA) & MASK) + int(episode) * EPISODE) & MASK))
 
 
 SHIFT_40, UNIT_24 = np.uint64(40), np.float32(2.0**-24)
@@ -120,24 +115,8 @@ def _uniform_single(rng: Any, low: Any = 0.0, high: Any = 1.0) -> Any:
     return low + (high - low) * (np.float32(random.next_bits(rng) >> SHIFT_40) * UNIT_24)
 
 
-def _state_type(dtype: np.dtype[Any]) -> Any:
-    if simulated():
-        return dtype
-    from numba import from_dtype
-
-    return from_dtype(dtype)
-
-
-def _record_at() -> Any:
-    """Make the function record_at(states, index) of compiled code; records of plain numpy have no attributes."""
-    return _simulated_item if simulated() else driver().jit(device=True)(_item)
-
-
-def _item(states: Any, index: Any) -> Any:
-    return states[index]
-
-
 def _simulated_item(states: Any, index: Any) -> Any:
+    """Return one of the states; records of plain numpy have no attributes."""
     while not isinstance(states, np.ndarray):  # unwrap the simulator's own classes
         states = states._item if "_item" in vars(states) else states._ary
     return states.view(np.recarray)[index]

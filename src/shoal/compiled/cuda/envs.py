@@ -1,4 +1,7 @@
-"""Compiled envs on a GPU: states, observations, rewards and flags are there, and stay there."""
+"""Compiled envs on a GPU: states, observations, rewards and flags are there, and stay there.
+
+`PoolEnvs` is `backend="cuda"`: a pool of such envs. Answers are copied to the host.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,19 @@ from typing import Any
 import numpy as np
 
 from shoal.batch import Rollout
-from shoal.compiled.cuda.arrays import DeviceArray, Streams, is_capturing, pointer_of
+from shoal.compiled.cuda.arrays import DeviceArray, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, check, driver, explained, simulated
-from shoal.compiled.cuda.graphs import Graphs
 from shoal.compiled.cuda.memory import Array, CudaOptions, DeviceMemory, DeviceRollout
 from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments, narrow
-from shoal.compiled.definition import Definition, define
+from shoal.compiled.definition import define, find_class
 from shoal.compiled.policy import is_policy, random_policy
-from shoal.compiled.pool_envs import find_class
-from shoal.compiled.source_parts import wide_type
+from shoal.compiled.template import wide_type
 from shoal.errors import BadAction, BadCall
-from shoal.spaces.leaves import Leaf, get_path
+from shoal.spaces.leaves import Leaf, assemble, flatten, get_path
 from shoal.support.checks import whole_number
 
 
-class CudaEnvs:
+class CudaEnvs(DeviceMemory):
     """Many envs of one class on a GPU, stepped by one launch.
 
     The arrays that it returns are the memory that the next step writes: convert them once
@@ -45,33 +46,27 @@ class CudaEnvs:
     """
 
     def __init__(self, env: Any, num_envs: int, **options: Any):
-        self._options = CudaOptions(**options)
+        given = CudaOptions(**options)
         env_class = find_class(env)
         check()
-        self.definition: Definition = define(env_class, dict(self._options.env_kwargs or {}))
-        self.num_envs = whole_number("num_envs", num_envs, 1, 2**31 - BLOCK)
-        self.autoreset, self.precision = self._options.autoreset, self._options.precision
-        self.track_episodes, self._debug = bool(self._options.track_episodes), bool(self._options.debug)
-        self.single_observation_space = self.definition.observation_space
-        self.single_action_space = self.definition.action_space
-        self._streams, self._graphs = Streams(), Graphs()
-        self._memory = memory = DeviceMemory(self.definition, self.num_envs, self._options, self._streams)
-        self.num_agents, self.num_lanes = memory.num_agents, memory.num_lanes
-        self._begun = False  # whether any env was ever reset
-        self._kernels: dict[Any, Any] = {}
+        definition = define(env_class, dict(given.env_kwargs or {}))
+        super().__init__(definition, whole_number("num_envs", num_envs, 1, 2**31 - BLOCK), given)
+        self.autoreset, self.precision = given.autoreset, given.precision
+        self.track_episodes, self._debug = bool(given.track_episodes), bool(given.debug)
+        self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
         self._device = None if simulated() else driver().current_context().device.id
-        self.obs = memory.nested("obs")
-        self.final_obs = memory.nested("final") if self.autoreset == "same_step" else None
-        self.reward, self.terminated, self.truncated = map(memory.view, ("reward", "terminated", "truncated"))
-        self.episode_return = memory.view("episode_return") if self.track_episodes else None
-        self.episode_length = memory.view("episode_length") if self.track_episodes else None
+        self.obs = self._nested("obs")
+        self.final_obs = self._nested("final") if self.autoreset == "same_step" else None
+        self.reward, self.terminated, self.truncated = map(self._view, ("reward", "terminated", "truncated"))
+        self.episode_return = self._view("episode_return") if self.track_episodes else None
+        self.episode_length = self._view("episode_length") if self.track_episodes else None
 
     # ---- launches --------------------------------------------------------------------------------------------
 
     def _kind(self, does: str, masked: bool = False, policy_params: int = 0) -> KernelKind:
         steps = does != "reset"
         mode = self.autoreset if steps and not masked else "disabled"
-        return KernelKind(does, mode, masked, self._memory.own_params, self.track_episodes and steps, policy_params)
+        return KernelKind(does, mode, masked, self._own_params, self.track_episodes and steps, policy_params)
 
     def _launcher(self, kind: KernelKind, given: Mapping[str, Any], policy: Any = None) -> Any:
         """Make a function (stream) that launches a kernel with the envs' own arrays and those given."""
@@ -80,7 +75,7 @@ class CudaEnvs:
         if (kind, policy) not in self._kernels:
             self._kernels[kind, policy] = build(self.definition, kind, self.precision, policy, self._debug)
         kernel = self._kernels[kind, policy]
-        values = {**self._memory.arguments(), "count": np.uint32(self.num_envs), "steps": np.int32(1), **given}
+        values = {**self._arguments(), "count": np.uint32(self.num_envs), "steps": np.int32(1), **given}
         args = [values[name] for name in arguments(self.definition, kind)]
         blocks = -(-self.num_envs // BLOCK)
 
@@ -108,20 +103,15 @@ class CudaEnvs:
         Args:
             seed: for the random numbers of all envs; by default they go on as they are.
         """
-        self._memory.check_open()
+        self._check_open()
         if seed is not None:
             if mask is not None:
                 raise BadCall("reset: a seed is for all envs, so it goes without a mask")
-            self._memory.seed_all(seed)
+            self._streams.put(self._arrays["seeds"], self._first_seeds(seed))
         given = {} if mask is None else {"mask": self._mask(mask)}
         self._launcher(self._kind("reset", masked=mask is not None), given)(self._streams.last)
         self._begun = True
         return self.obs
-
-    def reseed(self, seeds: Sequence[int | None]) -> None:
-        """Give envs seeds of their own, which their next reset begins with; None for those that keep theirs."""
-        self._memory.check_open()
-        self._memory.reseed(seeds)
 
     def step(self, actions: Any) -> tuple[Any, DeviceArray, DeviceArray, DeviceArray]:
         """Step all envs: (obs, reward, terminated, truncated), which are always the same arrays.
@@ -132,7 +122,7 @@ class CudaEnvs:
         """
         key, handle, leaves = self._look(actions)
         if key is None or not self._graphs.launch(key, self._streams.number(handle)):
-            self._memory.check_open()
+            self._check_open()
             launch = self._launcher(self._kind("step"), self._take(leaves))
             launch(self._streams.use(handle))
             if key is not None and not simulated() and not self._debug and not is_capturing(handle):
@@ -141,7 +131,7 @@ class CudaEnvs:
 
     def step_rows(self, mask: Any, actions: Any) -> None:
         """Step the envs where the mask [num_envs] is set, and nothing else: it begins and ends no episode."""
-        self._memory.check_open()
+        self._check_open()
         _, handle, leaves = self._look(actions)
         given = {**self._take(leaves), "mask": self._mask(mask)}
         self._launcher(self._kind("step", masked=True), given)(self._streams.use(handle))
@@ -209,13 +199,12 @@ class CudaEnvs:
         """
         if self.autoreset == "disabled":
             raise BadCall("rollout: episodes must begin by themselves; make the envs with another autoreset")
-        memory = self._memory
-        memory.check_open()
+        self._check_open()
         steps = whole_number("steps", steps, 1, 2**31 - 1)
         choose, values = _chosen(policy, params, self.definition.action_leaves)
         if out is None:
-            out = memory.make_rollout(steps)
-        elif not isinstance(out, DeviceRollout) or out.steps != steps or out.memory is not memory:
+            out = self._make_rollout(steps)
+        elif not isinstance(out, DeviceRollout) or out.steps != steps or out.envs is not self:
             raise BadCall(f"rollout: out must be what a rollout of {steps} steps of these very envs has returned")
         arrays, stream = out.arrays, self._streams.last
         drawn = secrets.randbits(62) if seed is None else int(seed) % 2**64
@@ -224,41 +213,14 @@ class CudaEnvs:
             host = isinstance(value, np.ndarray) and self.precision == "single"
             given[f"policy_param_{i}"] = self._on_device(value, narrow(value.dtype) if host else None)
         for i, _ in enumerate(self.definition.obs_leaves):  # the first row is the present observation
-            arrays[f"obs_{i}"][: self.num_envs].copy_to_device(memory.arrays[f"obs_{i}"], stream=stream)
+            arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"], stream=stream)
             if f"final_{i}" in arrays:
                 self._streams.clear(arrays[f"final_{i}"])  # kernels write only those of episodes that end
         self._launcher(self._kind("rollout", policy_params=len(values)), given, choose)(stream)
-        memory.show_last(arrays, stream)
+        for name in self._answer_names:  # the envs show the last answers of the rollout
+            last = slice(len(arrays[name]) - self.num_envs, None)
+            self._arrays[name].copy_to_device(arrays[name][last], stream=stream)
         return out
-
-    # ---- state -----------------------------------------------------------------------------------------------
-
-    def get(self, name: str) -> Array:
-        """Return a field of the state, or a param, of all envs, in the host's memory."""
-        return self._memory.get(name)
-
-    def set(self, name: str, values: Any) -> None:
-        """Set a field or a param: one value for all envs, or one for each."""
-        self._memory.set(name, values)
-        if name in self.definition.params:
-            self._graphs.close()  # they hold the params of before
-
-    def save(self) -> dict[str, Array]:
-        """Return the state of all envs, as arrays in the host's memory with a row for each."""
-        return self._memory.save()
-
-    def load(self, saved: Mapping[str, Array], mask: Any = None) -> None:
-        """Put back what `save` returned, where the mask is set. `obs` is as before until the next step."""
-        self._memory.load(saved, mask)
-        if self.definition.params:
-            self._graphs.close()
-        self._begun = True
-
-    def close(self) -> None:
-        """Free the GPU's memory, as far as no other object holds it."""
-        self._graphs.close()
-        self._memory.close()
-        self._kernels = {}
 
 
 def _chosen(policy: Any, params: Sequence[Any], action_leaves: Sequence[Leaf]) -> tuple[Any, list[Any]]:
@@ -272,3 +234,74 @@ def _chosen(policy: Any, params: Sequence[Any], action_leaves: Sequence[Leaf]) -
     elif not is_policy(policy):
         raise BadCall(f'rollout: expected a function marked by shoal.compiled.policy or "random", found {policy!r}')
     return policy, [param if hasattr(param, "shape") else np.atleast_1d(param) for param in params]
+
+
+class PoolEnvs:
+    """CudaEnvs as a pool steps them, see `shoal.envs.batched.BatchedEnv`. Rows are lanes.
+
+    Attributes:
+        cuda: the envs themselves; their arrays are on the GPU.
+    """
+
+    render_mode = None
+
+    def __init__(self, envs: CudaEnvs):
+        self.cuda, self.group_size, self.num_envs = envs, envs.num_agents, envs.num_lanes
+        self.single_observation_space = envs.single_observation_space
+        self.single_action_space = envs.single_action_space
+        self._leaves = flatten(self.single_observation_space)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Name what each env has for itself: the fields of its state, with its params."""
+        return self.cuda.definition.dtype.names or ()
+
+    def get_rows(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return list(self.cuda.get(name)[np.asarray(rows) // self.group_size])
+
+    def set_rows(self, name: str, rows: Sequence[int], values: Sequence[Any]) -> None:
+        whole = self.cuda.get(name)
+        for row, value in zip(rows, values, strict=True):
+            whole[row // self.group_size] = value
+        self.cuda.set(name, whole)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the class itself, such as its metadata."""
+        if name.startswith("_") or name == "cuda":
+            raise AttributeError(name)
+        return getattr(self.cuda.definition.env, name)
+
+    def reset(self, mask: Array, seeds: Sequence[int | None]) -> Any:
+        """See BatchedEnv. The seed of an env is that of its first lane."""
+        self.cuda.reseed(seeds[:: self.group_size])
+        self.cuda.reset(mask=mask[:: self.group_size])
+        return self._obs()
+
+    def step(self, mask: Array, actions: Any) -> tuple[Any, Array, Array, Array]:
+        envs = self.cuda
+        if mask.all():
+            envs.step(actions)
+        else:
+            envs.step_rows(mask[:: self.group_size], actions)
+        return self._obs(), envs.reward.numpy(), envs.terminated.numpy(), envs.truncated.numpy()
+
+    def _obs(self) -> Any:
+        leaves = [get_path(self.cuda.obs, leaf.path).numpy() for leaf in self._leaves]
+        return assemble(self.single_observation_space, leaves)
+
+    def save(self) -> dict[str, Array]:
+        return {name: np.repeat(array, self.group_size, axis=0) for name, array in self.cuda.save().items()}
+
+    def load(self, saved: dict[str, Array], mask: Array) -> None:
+        rows = {name: array[:: self.group_size] for name, array in saved.items()}
+        self.cuda.load(rows, mask[:: self.group_size])
+
+    def close(self) -> None:
+        self.cuda.close()
+
+
+def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any]) -> PoolEnvs:
+    """Make the envs of a pool."""
+    kwargs = dict(env_kwargs)
+    options = {name: kwargs.pop(name) for name in ("precision", "debug") if name in kwargs}
+    return PoolEnvs(CudaEnvs(env, num_envs, autoreset="disabled", env_kwargs=kwargs, **options))

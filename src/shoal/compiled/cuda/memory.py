@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.batch import Rollout
-from shoal.compiled.cuda.arrays import DeviceArray, Streams
+from shoal.compiled.cuda.arrays import DeviceArray, Graphs, Streams
 from shoal.compiled.cuda.build import driver, simulated
 from shoal.compiled.cuda.source import has_columns, length_type, narrow
 from shoal.compiled.definition import Definition
-from shoal.compiled.source_parts import action_shape, row_shape
+from shoal.compiled.template import action_shape, row_shape
 from shoal.envs.autoreset import KERNEL_MODES
 from shoal.errors import BadCall, PoolClosed
 from shoal.spaces.leaves import assemble
@@ -56,27 +56,25 @@ class DeviceRollout(Rollout):
 
     Attributes:
         arrays: the same memory, as kernels write it.
-        memory: of the envs that made it.
+        envs: those that made it.
     """
 
     arrays: dict[str, Any]
     steps: int
-    memory: DeviceMemory
+    envs: DeviceMemory
 
 
 class DeviceMemory:
-    """The arrays of many envs of one class.
+    """The memory of many envs of one class, and all that can be done without a launch: the base of `CudaEnvs`."""
 
-    Attributes:
-        arrays: by the names that kernels have for them; none after `close`.
-        own_params: whether each env has params of its own; if not, a kernel gets each param as one number.
-    """
-
-    def __init__(self, definition: Definition, num_envs: int, options: CudaOptions, streams: Streams):
-        self.definition, self.num_envs, self._options, self._streams = definition, num_envs, options, streams
+    def __init__(self, definition: Definition, num_envs: int, options: CudaOptions):
+        self.definition, self.num_envs, self._options = definition, num_envs, options
         self.num_agents = definition.num_agents
         self.num_lanes = num_envs * self.num_agents
-        self.own_params = False
+        self._streams, self._graphs = Streams(), Graphs()
+        self._kernels: dict[Any, Any] = {}
+        self._begun = False  # whether any env was ever reset
+        self._own_params = False  # whether each env has its own; if not, a kernel gets each param as one number
         single = options.precision == "single"
         self._number = np.float32 if single else np.float64
         self._dtype = narrow(definition.dtype) if single else definition.dtype
@@ -90,13 +88,14 @@ class DeviceMemory:
         }  # fmt: skip
         tracked = ["episode_return", "episode_length"] if options.track_episodes else []
         self._saved_names = [*host, *tracked]
-        answers = self.make_answers(1)
+        answers = self._make_answers(1)
         self._answer_names = list(answers)
-        self.arrays = {**{name: driver().to_device(array) for name, array in host.items()}, **answers}
-        if "states" in self.arrays:
-            self.arrays["state_bytes"] = _as_bytes(self.arrays["states"])
+        # By the names that kernels have for them; none after `close`.
+        self._arrays = {**{name: driver().to_device(array) for name, array in host.items()}, **answers}
+        if "states" in self._arrays:
+            self._arrays["state_bytes"] = _as_bytes(self._arrays["states"])
         if options.track_episodes:
-            self.arrays["totals"] = self.arrays["episode_return"]
+            self._arrays["totals"] = self._arrays["episode_return"]
         if not simulated():
             driver().synchronize()  # the default stream has copied all this, and other streams do not wait for it
 
@@ -112,7 +111,7 @@ class DeviceMemory:
 
     # ---- answers ---------------------------------------------------------------------------------------------
 
-    def make_answers(self, steps: int, rollout: bool = False) -> dict[str, Any]:
+    def _make_answers(self, steps: int, rollout: bool = False) -> dict[str, Any]:
         """Make zeros for the answers to so many steps; a rollout has actions too, and one more row of observations."""
         agents, leaves = self.num_agents, self.definition.obs_leaves
         flat = () if agents == 1 else (agents,)
@@ -133,77 +132,69 @@ class DeviceMemory:
             for name, (shape, dtype) in arrays.items()
         }
 
-    def make_rollout(self, steps: int) -> DeviceRollout:
+    def _make_rollout(self, steps: int) -> DeviceRollout:
         """Make the record of a rollout that is still to be made."""
-        arrays = self.make_answers(steps, rollout=True)
+        arrays = self._make_answers(steps, rollout=True)
         tracked = ("episode_return", "episode_length")
         names = [name for name in ("reward", "terminated", "truncated", *tracked) if name in arrays]
         answers: dict[str, Any] = dict.fromkeys(tracked)
-        answers.update({name: self.view(name, arrays, steps) for name in names})
+        answers.update({name: self._view(name, arrays, steps) for name in names})
         return DeviceRollout(
-            obs=self.nested("obs", arrays, steps + 1),
-            actions=self.nested("action", arrays, steps),
-            began=self.view("began", arrays, steps + 1),  # type: ignore[arg-type]
-            final_obs=self.nested("final", arrays, steps) if "final_0" in arrays else None,
+            obs=self._nested("obs", arrays, steps + 1),
+            actions=self._nested("action", arrays, steps),
+            began=self._view("began", arrays, steps + 1),  # type: ignore[arg-type]
+            final_obs=self._nested("final", arrays, steps) if "final_0" in arrays else None,
             **answers,
             arrays=arrays,
             steps=steps,
-            memory=self,
+            envs=self,
         )
 
-    def show_last(self, record: Mapping[str, Any], stream: Any) -> None:
-        """Let the envs show the last answers of a rollout."""
-        for name in self._answer_names:
-            last = slice(len(record[name]) - self.num_envs, None)
-            self.arrays[name].copy_to_device(record[name][last], stream=stream)
-
-    def view(
+    def _view(
         self, name: str, arrays: Mapping[str, Any] | None = None, steps: int | None = None, shape: Sequence[int] = ()
     ) -> DeviceArray:
         """Return an array as the caller sees it: [lanes, ...], or [steps, lanes, ...]."""
-        array = (self.arrays if arrays is None else arrays)[name]
+        array = (self._arrays if arrays is None else arrays)[name]
         front = (self.num_lanes,) if steps is None else (steps, self.num_lanes)
         return DeviceArray(array.reshape((*front, *shape)), self._streams)
 
-    def nested(self, kind: str, arrays: Mapping[str, Any] | None = None, steps: int | None = None) -> Any:
+    def _nested(self, kind: str, arrays: Mapping[str, Any] | None = None, steps: int | None = None) -> Any:
         """Return the views of all leaves of "obs", "final" or "action", nested as the space is."""
         one, acts = self.definition, kind == "action"
         leaves = one.action_leaves if acts else one.obs_leaves
-        parts = [self.view(f"{kind}_{i}", arrays, steps, leaf.shape) for i, leaf in enumerate(leaves)]
+        parts = [self._view(f"{kind}_{i}", arrays, steps, leaf.shape) for i, leaf in enumerate(leaves)]
         return assemble(one.action_space if acts else one.observation_space, parts)
 
     # ---- state -----------------------------------------------------------------------------------------------
 
-    def arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """Return the arrays as kernels get them, with numbers in place of params that are the same for all envs."""
-        same = self.definition.params if self._columns and not self.own_params else ()
-        return {**self.arrays, **{f"field_{name}": self._dtype[name].type(self._default(name)) for name in same}}
+        same = self.definition.params if self._columns and not self._own_params else ()
+        return {**self._arrays, **{f"field_{name}": self._shared(name) for name in same}}
 
-    def _default(self, name: str) -> Any:
-        return self.definition.defaults[name]
-
-    def seed_all(self, seed: int) -> None:
-        """Give all envs new seeds: env i gets `seed + i`."""
-        self._streams.put(self.arrays["seeds"], self._first_seeds(seed))
+    def _shared(self, name: str) -> Any:
+        """Return a param that is the same for all envs."""
+        return self._dtype[name].type(self.definition.defaults[name])
 
     def reseed(self, seeds: Sequence[int | None]) -> None:
-        """Give envs seeds of their own; None for those that keep theirs."""
+        """Give envs seeds of their own, which their next reset begins with; None for those that keep theirs."""
+        self._check_open()
         at = np.array([i for i, seed in enumerate(seeds) if seed is not None], np.int64)
         if not len(at):
             return
-        whole = self._streams.fetch(self.arrays["seeds"])
+        whole = self._streams.fetch(self._arrays["seeds"])
         whole[at] = 0
         whole[at, 0] = np.array([int(seed) % 2**64 for seed in seeds if seed is not None], np.uint64)
-        self._streams.put(self.arrays["seeds"], whole)
+        self._streams.put(self._arrays["seeds"], whole)
 
     def get(self, name: str) -> Array:
-        """Return a field of the state, or a param, of all envs."""
+        """Return a field of the state, or a param, of all envs, in the host's memory."""
         self._check_field(name)
         if not self._columns:
-            return self._streams.fetch(self.arrays["states"])[name]
-        if name in self.definition.params and not self.own_params:
-            return np.full(self.num_envs, self._default(name), self._dtype[name])
-        return self._streams.fetch(self.arrays[f"field_{name}"])
+            return self._streams.fetch(self._arrays["states"])[name]
+        if name in self.definition.params and not self._own_params:
+            return np.full(self.num_envs, self._shared(name))
+        return self._streams.fetch(self._arrays[f"field_{name}"])
 
     def set(self, name: str, values: Any) -> None:
         """Set a field or a param: one value for all envs, or one for each."""
@@ -211,34 +202,36 @@ class DeviceMemory:
         field = self._dtype[name]
         whole = np.broadcast_to(np.asarray(values, field.base), (self.num_envs, *field.shape))
         if self._columns:
-            self.own_params = self.own_params or name in self.definition.params
-            self._streams.put(self.arrays[f"field_{name}"], np.ascontiguousarray(whole))
+            self._own_params = self._own_params or name in self.definition.params
+            self._streams.put(self._arrays[f"field_{name}"], np.ascontiguousarray(whole))
         else:
-            states = self._streams.fetch(self.arrays["states"])
+            states = self._streams.fetch(self._arrays["states"])
             states[name] = whole
-            self._streams.put(self.arrays["states"], states)
+            self._streams.put(self._arrays["states"], states)
+        if name in self.definition.params:
+            self._graphs.close()  # they hold the params of before
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise PoolClosed after `close`."""
-        if not self.arrays:
+        if not self._arrays:
             raise PoolClosed("the envs were closed")
 
     def _check_field(self, name: str) -> None:
-        self.check_open()
+        self._check_open()
         if name not in (self._dtype.names or ()):
             fields = ", ".join(self._dtype.names or ())
             raise AttributeError(f"{self.definition.name} has no field {name!r}: its fields are {fields}")
 
     def save(self) -> dict[str, Array]:
         """Return the state of all envs, as arrays in the host's memory with a row for each."""
-        self.check_open()
-        saved = {name: self._streams.fetch(self.arrays[name]) for name in self._saved_names}
+        self._check_open()
+        saved = {name: self._streams.fetch(self._arrays[name]) for name in self._saved_names}
         if "states" in saved:  # as plain bytes, which any file format can hold
             saved["states"] = saved["states"].view(np.uint8).reshape(self.num_envs, -1)
         return saved
 
     def load(self, saved: Mapping[str, Array], mask: Any = None) -> None:
-        """Put back what `save` returned, for the envs where the mask is set."""
+        """Put back what `save` returned, where the mask is set. `obs` is as before until the next step."""
         present = self.save()
         found = {name: np.shape(saved[name]) for name in present if name in saved}
         expected = {name: old.shape for name, old in present.items()}
@@ -248,17 +241,18 @@ class DeviceMemory:
             new = np.asarray(saved[name])
             rows = new if mask is None else np.where(np.reshape(mask, (-1, *[1] * (old.ndim - 1))), new, old)
             whole = np.ascontiguousarray(rows, old.dtype)
-            self._streams.put(self.arrays[name], whole.view(self._dtype).reshape(-1) if name == "states" else whole)
-        if self._columns:
-            self.own_params = self.own_params or self._params_differ()
-
-    def _params_differ(self) -> bool:
-        columns = {name: self._streams.fetch(self.arrays[f"field_{name}"]) for name in self.definition.params}
-        return any((column != self._dtype[name].type(self._default(name))).any() for name, column in columns.items())
+            self._streams.put(self._arrays[name], whole.view(self._dtype).reshape(-1) if name == "states" else whole)
+        if self._columns and not self._own_params:
+            columns = {name: self._streams.fetch(self._arrays[f"field_{name}"]) for name in self.definition.params}
+            self._own_params = any((column != self._shared(name)).any() for name, column in columns.items())
+        if self.definition.params:
+            self._graphs.close()
+        self._begun = True
 
     def close(self) -> None:
-        """Free the memory, as far as no other object holds it."""
-        self.arrays = {}
+        """Free the GPU's memory, as far as no other object holds it."""
+        self._graphs.close()
+        self._arrays, self._kernels = {}, {}
 
 
 def _as_bytes(states: Any) -> Any:

@@ -8,24 +8,14 @@ that are the same for all envs are arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dis import Instruction, get_instructions
+from dis import get_instructions
 from typing import Any
 
 import numpy as np
 
-from shoal.compiled.definition import Definition
+from shoal.compiled.definition import Definition, cleared_bytes
 from shoal.compiled.policy import STREAM
-from shoal.compiled.source_parts import (
-    clear_lines,
-    fill,
-    indented,
-    loops,
-    observe_lines,
-    policy_call,
-    step_call,
-    take_lines,
-    wide_types,
-)  # fmt: skip
+from shoal.compiled.template import call_lines, fill, indented, loops, observe_lines, policy_call, take_lines, wide_type
 from shoal.spaces.leaves import Leaf
 
 BLOCK = 128  # threads of a block
@@ -110,12 +100,9 @@ def length_type(definition: Definition, mode: str) -> type[np.signedinteger[Any]
 def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the same type with floats of 32 bits."""
     if dtype.fields:
-        return np.dtype([(name, *_narrow_field(field[0])) for name, field in dtype.fields.items()], align=True)
+        fields = [(name, narrow(dtype[name].base), dtype[name].shape) for name in dtype.fields]
+        return np.dtype(fields, align=True)
     return np.dtype(np.float32) if dtype == np.float64 else dtype
-
-
-def _narrow_field(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    return narrow(dtype.base), dtype.shape
 
 
 def arguments(definition: Definition, kind: KernelKind) -> list[str]:
@@ -137,11 +124,10 @@ def arguments(definition: Definition, kind: KernelKind) -> list[str]:
 
 def constants(definition: Definition, dtype: np.dtype[Any]) -> dict[str, Any]:
     """Return the values that a kernel's source uses, by name, functions left out; `dtype` is that of a state."""
-    cleared = min((dtype.fields[name][1] for name in definition.params), default=dtype.itemsize) if dtype.fields else 0
     return {
         "np": np, "ENDED": np.int32(ENDED), "POLICY_STREAM": np.int64(STREAM),
-        "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared,
-        **wide_types(definition),
+        "LIMIT": definition.max_episode_steps or 0, "CLEARED": cleared_bytes(dtype, definition.params),
+        **{f"T_wide_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
     }  # fmt: skip
 
 
@@ -182,20 +168,16 @@ def uses_chance(definition: Definition) -> bool:
     """Say whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
     code = definition.step.__code__
     name = code.co_varnames[code.co_argcount - 1]
-    return name in code.co_cellvars or any(one.argval == name or name in _pair(one) for one in get_instructions(code))
-
-
-def _pair(instruction: Instruction) -> tuple[Any, ...]:
-    """Return the names of an instruction that loads two at once."""
-    return instruction.argval if isinstance(instruction.argval, tuple) else ()
+    loaded = [one.argval for one in get_instructions(code)]
+    # Some instructions load two at once.
+    return name in code.co_cellvars or any(name in one if isinstance(one, tuple) else one == name for one in loaded)
 
 
 def _begin_lines(definition: Definition) -> list[str]:
+    clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
     if has_columns(definition):
         names = definition.dtype.names or ()
         clear = [f"state.{name} = 0" for name in names if name not in definition.params]
-    else:
-        clear = clear_lines()
     return [
         *clear, "begin_stream(rng, seeds[env, 0], seeds[env, 1])", "seeds[env, 1] += np.uint64(1)",
         "reset(state, rng)", "length = 0",
@@ -207,6 +189,9 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
     rolls, agents, mode = kind.does == "rollout", definition.num_agents, kind.mode
     of_agents = [f", {k}" for k in range(agents)] if agents > 1 else [""]
     began = [f"began[seen_row{k}] = fresh" for k in of_agents] if rolls else []
+    nothing = ["gain = T_NUMBER(0)"]
+    if agents > 1:
+        nothing = ["rewards = reward[row]", *loops((agents,), "rewards[i0] = 0")]
     numbers = {
         "row": "np.uint64(t) * np.uint64(count) + np.uint64(env)" if rolls else "env",
         "seen_row": "row + np.uint64(count)" if rolls else "row",
@@ -225,8 +210,8 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
         "choose": _choose_lines(definition, kind) if rolls else [],
         # Actions are read early, so that they arrive while other work is done.
         "take": take_lines(definition, "cuda.local.array({shape}, T_wide_{i})", "row"),
-        "nothing": ["ends, cut = False, False", *_no_reward_lines(definition)],
-        "call": [*_call_lines(definition), "cut = LIMIT > 0 and length >= LIMIT"],
+        "nothing": ["ends, cut = False, False", *nothing],
+        "call": [*call_lines(definition, "gain", "T_NUMBER"), "cut = LIMIT > 0 and length >= LIMIT"],
         "answer": [
             *["reward[row] = gain"] * (agents == 1),
             *(f"terminated[row{k}], truncated[row{k}] = ends, cut" for k in of_agents),
@@ -248,33 +233,20 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
     return [*make, *first, "for t in range(steps):", *indented(lines)]
 
 
-def _no_reward_lines(definition: Definition) -> list[str]:
-    if definition.num_agents == 1:
-        return ["gain = T_NUMBER(0)"]
-    return ["rewards = reward[row]", *loops((definition.num_agents,), "rewards[i0] = 0")]
-
-
-def _call_lines(definition: Definition) -> list[str]:
-    if definition.num_agents == 1:
-        return [f"value, ending = {step_call(definition)}", "gain, ends = T_NUMBER(value), bool(ending)"]
-    return [f"ends = bool({step_call(definition)})"]
-
-
 def _choose_lines(definition: Definition, kind: KernelKind) -> list[str]:
     """Let the policy choose for each lane of the env."""
-    lines, agents = [], definition.num_agents
+    agents = definition.num_agents
+    params = [f"policy_param_{i}" for i in range(kind.policy_params)]
+
+    def lane(leaf: Leaf, agent: int, observed: bool) -> str:
+        """Return the index of one lane's part, which is an array even if the space has no shape."""
+        if agents > 1:
+            return f"row, {agent}" if leaf.shape else f"row, {agent}:{agent + 1}"
+        return "row" if leaf.shape or observed else "row : row + 1"
+
+    lines = []
     for agent in range(agents):
-        obs = [f"obs_{i}[{_lane(leaf, agents, agent, True)}]" for i, leaf in enumerate(definition.obs_leaves)]
-        actions = [
-            f"action_{i}[{_lane(leaf, agents, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)
-        ]
-        params = [f"policy_param_{i}" for i in range(kind.policy_params)]
+        obs = [f"obs_{i}[{lane(leaf, agent, True)}]" for i, leaf in enumerate(definition.obs_leaves)]
+        actions = [f"action_{i}[{lane(leaf, agent, False)}]" for i, leaf in enumerate(definition.action_leaves)]
         lines.append(policy_call(definition, obs, actions, f"policy_rng[{agent}:{agent + 1}]", params))
     return lines
-
-
-def _lane(leaf: Leaf, agents: int, agent: int, observed: bool) -> str:
-    """Return the index of one lane's part, which is an array even if the space has no shape."""
-    if agents > 1:
-        return f"row, {agent}" if leaf.shape else f"row, {agent}:{agent + 1}"
-    return "row" if leaf.shape or observed else "row : row + 1"

@@ -1,7 +1,7 @@
 """Envs that come with Shoal and can be compiled, by id.
 
 From the same state, those with Gymnasium's ids step exactly as Gymnasium's do; their random numbers are Shoal's own.
-The envs may import `shoal.compiled` and nothing else of Shoal's. Read `cartpole` first.
+The envs may import `shoal.compiled` and nothing else of Shoal's. Read `classic_control` first.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ __all__ = ["find", "ids"]
 
 # Each module is imported when one of its envs is needed.
 _CLASSES = {
-    "CartPole-v1": ("cartpole", "CartPole"),
-    "Pendulum-v1": ("pendulum", "Pendulum"),
-    "MountainCar-v0": ("mountain_car", "MountainCar"),
-    "MountainCarContinuous-v0": ("mountain_car", "MountainCarContinuous"),
-    "Acrobot-v1": ("acrobot", "Acrobot"),
-    "FrozenLake-v1": ("frozen_lake", "FrozenLake"),
-    "FrozenLake8x8-v1": ("frozen_lake", "FrozenLake8x8"),
-    "Taxi-v3": ("taxi", "Taxi"),
-    "Taxi-v4": ("taxi", "Taxi"),
-    "CliffWalking-v1": ("cliff_walking", "CliffWalking"),
-    "CliffWalkingSlippery-v1": ("cliff_walking", "CliffWalkingSlippery"),
-    "Blackjack-v1": ("blackjack", "Blackjack"),
-    "shoal/Bricks-v0": ("bricks", "Bricks"),
-    "shoal/Orchard-v0": ("orchard", "Orchard"),
+    "CartPole-v1": ("classic_control", "CartPole"),
+    "Pendulum-v1": ("classic_control", "Pendulum"),
+    "MountainCar-v0": ("classic_control", "MountainCar"),
+    "MountainCarContinuous-v0": ("classic_control", "MountainCarContinuous"),
+    "Acrobot-v1": ("classic_control", "Acrobot"),
+    "FrozenLake-v1": ("toy_text", "FrozenLake"),
+    "FrozenLake8x8-v1": ("toy_text", "FrozenLake8x8"),
+    "Taxi-v3": ("toy_text", "Taxi"),
+    "Taxi-v4": ("toy_text", "Taxi"),
+    "CliffWalking-v1": ("toy_text", "CliffWalking"),
+    "CliffWalkingSlippery-v1": ("toy_text", "CliffWalkingSlippery"),
+    "Blackjack-v1": ("toy_text", "Blackjack"),
+    "shoal/Bricks-v0": ("games", "Bricks"),
+    "shoal/Orchard-v0": ("games", "Orchard"),
 }
 
 
