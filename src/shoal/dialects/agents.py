@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.batch import Batch
-from shoal.dialects.base import PoolFace, open_pool
+from shoal.dialects.base import PoolFace
 from shoal.envs.pettingzoo import is_aec_env, is_parallel_env
 from shoal.errors import BadAction, BadCall, BadEnv
 from shoal.pool import Pool
@@ -54,21 +54,18 @@ class BatchedParallelEnv(PoolFace):
         began: by agent, bool [envs of the last answer], True if its observation is the first of an episode.
     """
 
+    _api, _partial = "agents", True
+
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         if isinstance(env, Pool) or hasattr(env, "lane_names"):
             if num_envs is not None or pool_options:
                 raise TypeError("num_envs and options are for making a pool, and one was given")
             self.pool = env
+            self._learn()
         else:
-            self.pool = open_pool(env, num_envs, {"check_actions": "all", **pool_options}, "agents", partial=True)
-        try:
-            self._learn_about_agents()
-        except BaseException:
-            if self.pool is not env:
-                self.pool.close()
-            raise
+            self._open(env, num_envs, {"check_actions": "all", **pool_options})
 
-    def _learn_about_agents(self) -> None:
+    def _learn(self) -> None:
         self.agents: list[Any] = list(self.pool.lane_names or ())
         if not self.agents:
             raise BadEnv("these envs have no agents with names: use shoal.make without api, or shoal.Pool")
@@ -146,15 +143,13 @@ class BatchedParallelEnv(PoolFace):
         envs = self._envs(env_ids)
         if seed is not None and not isinstance(seed, Sequence | np.ndarray):
             seed = [seed + int(env) for env in envs]
-        return {
-            "seed": self._repeated("seed", seed, len(envs)),
-            "options": self._repeated("options", options, len(envs)) if isinstance(options, list) else options,
-        }
-
-    def _repeated(self, name: str, values: Any, count: int) -> list[Any] | None:
-        if values is not None and len(values) != count:
-            raise BadCall(f"{name}: expected {count}, one for each env, found {len(values)}")
-        return None if values is None else [value for value in values for _ in self.agents]
+        given = {"seed": seed, "options": options}
+        for name, values in given.items():
+            if isinstance(values, Sequence | np.ndarray):
+                if len(values) != len(envs):
+                    raise BadCall(f"{name}: expected {len(envs)}, one for each env, found {len(values)}")
+                given[name] = [value for value in values for _ in self.agents]
+        return given
 
     def _joined(self, actions: Mapping[Any, Any], envs: Array) -> Any:
         """A batch of actions with a row for each lane of these envs."""
@@ -163,22 +158,17 @@ class BatchedParallelEnv(PoolFace):
         unknown = [agent for agent in actions if agent not in self._lanes]
         if unknown:
             raise BadAction(f"actions: there is no agent {unknown[0]!r}; the agents are {self.agents}")
-        joined = [np.empty((len(envs), self.num_agents, *idle.shape), idle.dtype) for idle in self._idle]
-        for array, idle in zip(joined, self._idle, strict=True):
-            array[:] = idle
+        joined = [np.full((len(envs), self.num_agents, *idle.shape), idle, idle.dtype) for idle in self._idle]
         for agent, lane in self._lanes.items():
             if agent in actions:
-                own = self._own_actions(agent, lane, actions[agent], envs)
+                try:
+                    own = read_actions(self._actions.action_leaves(lane), actions[agent], envs, check_boxes=False)
+                except BadAction as error:
+                    raise BadAction(f"agent {agent!r}: {error}") from error
                 self._actions.put_actions(lane, own, [array[:, lane] for array in joined])
             elif self._lives[envs, lane].any():
                 raise BadAction(f"actions: agent {agent!r} is left out, and it is present in some of the envs")
         return assemble(self._actions.space, [array.reshape(-1, *array.shape[2:]) for array in joined])
-
-    def _own_actions(self, agent: Any, lane: int, actions: Any, envs: Array) -> list[Any]:
-        try:
-            return read_actions(self._actions.own_leaves[lane], actions, envs, check_boxes=False)
-        except BadAction as error:
-            raise BadAction(f"agent {agent!r}: {error}") from error
 
     def _by_agent(self, batch: Batch) -> Step:
         count = self.num_agents
@@ -194,19 +184,16 @@ class BatchedParallelEnv(PoolFace):
         infos: ByAgent = {agent: {} for agent in self.agents}
         for row, info in batch.info.items():
             env, lane = divmod(row, count)
-            infos[self.agents[lane]][env] = self._own_info(lane, info)
+            if "final_obs" in info:
+                final = [np.asarray(get_path(info["final_obs"], leaf.path)) for leaf in leaves]
+                info = {**info, "final_obs": self._observations.take(lane, final)}
+            infos[self.agents[lane]][env] = info
         flags = self._columns(batch.terminated), self._columns(batch.truncated)
         return observations, self._columns(batch.reward), *flags, infos
 
     def _columns(self, values: Array) -> ByAgent:
         columns = values.reshape(-1, self.num_agents)
         return {agent: columns[:, lane] for agent, lane in self._lanes.items()}
-
-    def _own_info(self, lane: int, info: dict[str, Any]) -> dict[str, Any]:
-        if "final_obs" not in info:
-            return info
-        values = [np.asarray(get_path(info["final_obs"], leaf.path)) for leaf in self._observations.leaves]
-        return {**info, "final_obs": self._observations.take(lane, values)}
 
 
 def _own_spaces(env: Any) -> list[tuple[Space[Any], Space[Any]]] | None:

@@ -3,57 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-from shoal.errors import EnvError, ShoalError
+from shoal.envs.adapt import adapt
+from shoal.errors import BadEnv, EnvError, ShoalError
 from shoal.memory.answers import Ready
 from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
 from shoal.support.checks import Ids
 
-__all__ = ["ClosedByWith", "PoolFace", "open_pool", "split_reset_mask"]
-
-
-def open_pool(
-    env: Any, num_envs: int | None, options: dict[str, Any], api: str, mode: str | None = None, partial: bool = False
-) -> Pool:
-    """Make the pool of a dialect. By default, arrays are the caller's own, and Box actions may leave their bounds.
-
-    Args:
-        env, num_envs, options: what the user gave, as for `shoal.Pool`.
-        api: what error messages call the dialect.
-        mode: the only autoreset mode that the dialect has; None if it has all of them.
-        partial: whether an answer may have rows of some envs only.
-
-    Raises:
-        TypeError: an option is unknown.
-        ValueError: the dialect does not have this autoreset mode, or has no partial batches.
-    """
-    refuse_unknown_options(options)
-    options = {"copy": True, "check_actions": "discrete", **options}
-    if mode is not None and options.setdefault("autoreset", mode) != mode:
-        raise ValueError(
-            f'autoreset: {api} knows only "{mode}", found {options["autoreset"]!r}; for other modes use shoal.Pool'
-        )
-    pool = Pool(env, num_envs, **options)
-    if not partial and pool.batch_size != pool.num_envs:
-        pool.close()
-        raise ValueError(
-            f"batch_size: {api} returns a row for each env at every step; for fewer rows use shoal.Pool, or for a plan "
-            'with all of them shoal.tune(..., batch_size="all")'
-        )
-    return pool
-
 
 def split_reset_mask(options: dict[str, Any] | None, count: int) -> tuple[Ids | None, dict[str, Any] | None]:
-    """Take "reset_mask" out of the options of a reset: the ids of its envs (None where there is no mask), and the rest.
-
-    Raises:
-        TypeError, ValueError: the mask is no array of `count` bools, or all of them are False.
-    """
+    """Take "reset_mask" out of the options of a reset: the ids of its envs (None without a mask), and the rest."""
     if options is None or "reset_mask" not in options:
         return None, options
     rest = dict(options)
@@ -66,12 +33,40 @@ def split_reset_mask(options: dict[str, Any] | None, count: int) -> tuple[Ids | 
     return np.flatnonzero(mask), rest
 
 
-class ClosedByWith:
+def as_list(env_fns: Any) -> list[Any]:
+    """Env functions as a list. Raises TypeError for anything else, such as an id."""
+    if isinstance(env_fns, str) or not isinstance(env_fns, Iterable):
+        raise TypeError(
+            f"expected a list of functions that make one env each, found {env_fns!r}; for an id: make_vec_env"
+        )
+    return list(env_fns)
+
+
+def check_maker(env_id: Any) -> None:
+    """Raise BadEnv unless it is an id, or a function or class."""
+    if not isinstance(env_id, str) and not callable(env_id):
+        raise BadEnv(
+            f"expected an id, or a function or class that makes an env, found {env_id!r}; an env that is made already "
+            "cannot stand for several"
+        )
+
+
+def make_one(env_id: Any, env_kwargs: Mapping[str, Any]) -> Any:
+    """Make one env, by its id (with images, if it can render them) or by a function or class."""
+    if not isinstance(env_id, str):
+        return adapt(env_id(**env_kwargs))
+    try:
+        return gymnasium.make(env_id, **{"render_mode": "rgb_array", **env_kwargs})
+    except TypeError:  # an env that does not render
+        return gymnasium.make(env_id, **env_kwargs)
+
+
+class ClosedByWith(ABC):
     """Closes itself at the end of a `with` block."""
 
+    @abstractmethod
     def close(self) -> None:
         """Close all envs."""
-        raise NotImplementedError
 
     def __enter__(self) -> Any:
         return self
@@ -81,19 +76,39 @@ class ClosedByWith:
 
 
 class PoolFace(ClosedByWith):
-    """A pool that speaks the words of another library.
-
-    Attributes:
-        pool: the pool.
-    """
+    """A pool that speaks the words of another library."""
 
     pool: Pool
     _late = False  # whether envs may still answer a step that no call waits for any more
+    _api = ""  # what error messages call the dialect
+    _mode: str | None = None  # the only autoreset mode that the dialect has; None if it has all of them
+    _partial = False  # whether an answer may have rows of some envs only
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, by the user or after a worker's death."""
-        return self.pool.closed
+    def _open(self, env: Any, num_envs: int | None, options: dict[str, Any]) -> None:
+        """Make the pool. By default, arrays are the caller's own, and Box actions may leave their bounds."""
+        refuse_unknown_options(options)
+        options = {"copy": True, "check_actions": "discrete", **options}
+        if self._mode is not None and options.setdefault("autoreset", self._mode) != self._mode:
+            raise ValueError(
+                f'autoreset: {self._api} knows only "{self._mode}", found {options["autoreset"]!r}; for other modes '
+                "use shoal.Pool"
+            )
+        self.pool = pool = Pool(env, num_envs, **options)
+        try:
+            if not self._partial and pool.batch_size != pool.num_envs:
+                raise ValueError(
+                    f"batch_size: {self._api} returns a row for each env at every step; for fewer rows use shoal.Pool, "
+                    'or for a plan with all of them shoal.tune(..., batch_size="all")'
+                )
+            self._learn()
+        except BaseException:
+            pool.close()
+            raise
+
+    def _learn(self) -> None:
+        """Take over from the pool what the dialect needs; if this raises, the pool is closed."""
+
+    closed = property(attrgetter("pool.closed"), doc="Whether it was closed, by the user or after a worker's death.")
 
     def close(self) -> None:
         """Close all envs and end all workers. May be called again."""

@@ -14,14 +14,15 @@ import os
 import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces as gym_spaces
 
-from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
-from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs
+from shoal.dialects.base import as_list, check_maker, make_one
+from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs
 from shoal.envs.adapt import adapt
 from shoal.ranks import LAUNCHER_VARIABLES, Ranks, current, mpi_rank, rank_seed
 from shoal.wrappers import FrameStack, MonitorEpisodes, Normalize
@@ -131,11 +132,9 @@ class VecEnvObservationWrapper(VecEnvWrapper):
         raise NotImplementedError
 
     def reset(self) -> Any:
-        """Reset all envs."""
         return self.process(self.venv.reset())
 
     def step_wait(self) -> tuple[Any, Any, Any, Any]:
-        """The result of the step that was started."""
         obs, rewards, dones, infos = self.venv.step_wait()
         return self.process(obs), rewards, dones, infos
 
@@ -172,10 +171,7 @@ class VecNormalize(TransformWrapper):
             ),
         )  # fmt: skip
 
-    @property
-    def ob_rms(self) -> Any:
-        """Mean and variance of observations; None without them."""
-        return self.transform.obs_rms  # type: ignore[attr-defined]
+    ob_rms = property(attrgetter("transform.obs_rms"), doc="Mean and variance of observations; None without them.")
 
 
 class VecMonitor(TransformWrapper):
@@ -185,10 +181,7 @@ class VecMonitor(TransformWrapper):
         super().__init__(venv, MonitorEpisodes(filename, info_keywords, keep=keep_buf))
         self.epret_buf, self.eplen_buf = self.transform.last_returns, self.transform.last_lengths  # type: ignore[attr-defined]
 
-    @property
-    def epcount(self) -> int:
-        """How many episodes have ended."""
-        return int(self.transform.episode_count)  # type: ignore[attr-defined]
+    epcount = property(attrgetter("transform.episode_count"), doc="How many episodes have ended.")
 
 
 @contextlib.contextmanager
@@ -210,15 +203,6 @@ def set_global_seeds(seed: int | None) -> None:
         seed += 1000 * current().rank
         random.seed(seed)
         np.random.seed(seed % 2**32)
-
-
-def _make_initialized(
-    initializer: Callable[..., Any] | None, ranks: Mapping[str, Any], arguments: Mapping[str, Any]
-) -> Any:
-    """Make one env, in the process where it will live."""
-    if initializer is not None:
-        initializer(**ranks)
-    return make_env(**ranks, **arguments)
 
 
 def make_vec_env(
@@ -252,15 +236,12 @@ def make_vec_env(
     check_maker(env_id)
     ranks = current()
     seed = rank_seed(seed, ranks)
-    arguments = {
-        "env_id": env_id, "env_type": env_type, "seed": seed, "reward_scale": reward_scale,
-        "flatten_dict_observations": flatten_dict_observations, "wrapper_kwargs": wrapper_kwargs,
-        "env_kwargs": env_kwargs, "logger_dir": logger_dir, "run": uuid.uuid4().hex,
-    }  # fmt: skip
-    fns = [
-        functools.partial(_make_initialized, initializer, {"mpi_rank": ranks.rank, "subrank": subrank}, arguments)
-        for subrank in range(start_index, start_index + num_env)
-    ]
+    make_one_env = functools.partial(
+        make_env, env_id, env_type, ranks.rank, seed=seed, reward_scale=reward_scale,
+        flatten_dict_observations=flatten_dict_observations, wrapper_kwargs=wrapper_kwargs, env_kwargs=env_kwargs,
+        logger_dir=logger_dir, initializer=initializer, run=uuid.uuid4().hex,
+    )  # fmt: skip
+    fns = [functools.partial(make_one_env, subrank=start_index + i) for i in range(num_env)]
     set_global_seeds(seed)
     alone = force_dummy or num_env == 1
     envs = DummyVecEnv(fns, **pool_options) if alone else SubprocVecEnv(fns, **pool_options)
@@ -281,6 +262,7 @@ def make_env(
     wrapper_kwargs: Mapping[str, Any] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     logger_dir: str | None = None,
+    initializer: Callable[..., Any] | None = None,
     run: str | None = None,
 ) -> Any:
     """Make one env, by its id or by a function or class, with a Monitor.
@@ -288,14 +270,19 @@ def make_env(
     Args:
         gamestate: for "retro", which is not supported.
         logger_dir: folder for the monitor file `<mpi_rank>.<subrank>.monitor.csv`.
+        initializer: called as `initializer(mpi_rank=..., subrank=...)` first.
         run: a name for the run. An env that is built again continues its file, if that is of the same run.
     """
+    if initializer is not None:
+        initializer(mpi_rank=mpi_rank, subrank=subrank)
     if env_type == "retro" or gamestate is not None:
         raise ValueError("env_type: gym-retro has no Gymnasium envs; pass a function that makes one of yours as env_id")
     wrapping = dict(wrapper_kwargs or {})
     env = make_one(env_id, env_kwargs or {})
     if env_type == "atari":
-        env = _atari(env)
+        env = gymnasium.wrappers.AtariPreprocessing(
+            env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False, grayscale_newaxis=True
+        )
     elif wrapping:
         raise ValueError(f'wrapper_kwargs: only env_type="atari" takes them, found {sorted(wrapping)} for {env_type!r}')
     if flatten_dict_observations and isinstance(env.observation_space, gym_spaces.Dict):
@@ -315,7 +302,6 @@ class ClipActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Brings actions into the bounds of their space; NaN becomes 0."""
 
     def step(self, action: Any) -> Any:
-        """Step with the action that is in bounds."""
         space: Any = self.env.action_space
         return self.env.step(np.clip(np.nan_to_num(action), space.low, space.high).astype(space.dtype))
 
@@ -328,15 +314,7 @@ class RewardScaler(gymnasium.RewardWrapper[Any, Any]):
         self.scale = scale
 
     def reward(self, reward: Any) -> Any:
-        """The reward, scaled."""
         return reward * self.scale
-
-
-def _atari(env: Any) -> Any:
-    """Begin with up to 30 empty steps, repeat actions four times, and give 84 x 84 grey pixels."""
-    return gymnasium.wrappers.AtariPreprocessing(
-        env, noop_max=30, frame_skip=4, screen_size=84, terminal_on_life_loss=False, grayscale_newaxis=True
-    )
 
 
 def _wrap_deepmind(
@@ -353,7 +331,11 @@ def _wrap_deepmind(
     if clip_rewards:
         env = gymnasium.wrappers.TransformReward(env, lambda reward: np.sign(float(reward)))
     if frame_stack:
-        env = _stack_channels(gymnasium.wrappers.FrameStackObservation(env, 4))
+        env = gymnasium.wrappers.FrameStackObservation(env, 4)
+        frames: Any = env.observation_space
+        count, height, width, channels = frames.shape
+        stacked = gym_spaces.Box(frames.low.min(), frames.high.max(), (height, width, count * channels), frames.dtype)
+        env = gymnasium.wrappers.TransformObservation(env, lambda each: np.concatenate(list(each), axis=-1), stacked)
     return env
 
 
@@ -365,7 +347,6 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.lives, self.was_real_done = 0, True
 
     def step(self, action: Any) -> Any:
-        """Step, and see whether a life was lost."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.was_real_done = bool(terminated or truncated)
         lives = self.env.unwrapped.ale.lives()  # type: ignore[attr-defined]
@@ -374,7 +355,6 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin a new game if the last one is over, else take one empty step."""
         if self.was_real_done or kwargs.get("seed") is not None:
             observation, info = self.env.reset(**kwargs)
         else:  # an empty step leads past the lost life
@@ -390,15 +370,6 @@ class FireReset(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Fires after each reset, for games that begin only then."""
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset, and fire."""
         self.env.reset(**kwargs)
         observation, _, terminated, truncated, info = self.env.step(1)
         return self.env.reset(**kwargs) if terminated or truncated else (observation, info)
-
-
-def _stack_channels(env: Any) -> Any:
-    """Turn observations [4, height, width, 1] into [height, width, 4]."""
-    space: Any = env.observation_space
-    count, height, width, channels = space.shape
-    stacked = gym_spaces.Box(space.low.min(), space.high.max(), (height, width, count * channels), space.dtype)
-    return gymnasium.wrappers.TransformObservation(env, lambda frames: np.concatenate(list(frames), axis=-1), stacked)

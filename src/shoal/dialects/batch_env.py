@@ -13,9 +13,13 @@ its answers are sent as messages.
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -23,18 +27,199 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.dialects.base import ClosedByWith
-from shoal.dialects.external_process import Async, ExternalProcess, Promise, four_values_too
+from shoal.engine.commands import Call
 from shoal.envs.adapt import adapt
-from shoal.errors import BadAction, BadEnv, BadObservation, EnvError, PoolClosed, SpaceMismatch
+from shoal.envs.old_gym import OldGymEnv
+from shoal.envs.wrapper_layers import get_attr
+from shoal.errors import BadAction, BadCall, BadEnv, BadObservation, EnvError, PoolClosed, SpaceMismatch, WorkerDied
 from shoal.memory.copies import own_copy
+from shoal.pool import Pool
 from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
-from shoal.support.checks import Ids, Seed, check_ids, spread_seed
+from shoal.support.checks import Ids, Seed, check_choice, check_ids, spread_seed
 from shoal.support.deadline import Deadline
 from shoal.worker.building import identity_of, refuse_shared
 
 __all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
 
+_BACKENDS: dict[str, Literal["processes", "threads"]] = {"process": "processes", "thread": "threads"}
 _SHORTEST = 1.0  # seconds that an env may take to close, however long the others took
+
+
+class Promise:
+    """A result that an ExternalProcess is still working on.
+
+    Call it to wait for the result, for at most `timeout` seconds, as often as you like.
+
+    Raises:
+        EnvError: the env raised; also an instance of the env's own exception type.
+        WorkerDied: the process is gone.
+        PoolClosed: the process was closed before.
+        StepTimeout: it is not done yet, and may be waited for again.
+    """
+
+    def __init__(self, process: ExternalProcess, name: str, call: Call):
+        self._process, self._name = process, name
+        self._call: Call | None = call  # None as soon as the value or the error is known
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def __call__(self, timeout: float | None = None) -> Any:
+        self._process._settle(self, timeout)
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # without the traceback of an earlier call
+        return self._value
+
+    def __repr__(self) -> str:
+        state = "pending" if self._call is not None else "kept" if self._error is None else "broken"
+        return f"Promise({self._name!r}, {state})"
+
+
+@dataclass(frozen=True)
+class _Act:
+    """Runs in the worker: calls a method of the env, or reads an attribute.
+
+    Attributes:
+        own: whether the caller shares this process's memory, and must get arrays that the env does not change later.
+        look: only read: returns (whether it is a method, which cannot be sent, and the value of an attribute).
+    """
+
+    name: str
+    own: bool
+    look: bool = False
+
+    @property
+    def __name__(self) -> str:  # for error messages
+        return self.name
+
+    def __call__(self, env: Any, /, *args: Any, **kwargs: Any) -> Any:
+        value = get_attr(four_values_too(env) if self.name in ("step", "reset") else env, self.name)
+        if self.look:
+            value = (True, None) if inspect.isroutine(value) else (False, value)
+        elif callable(value):
+            value = value(*args, **kwargs)
+        return own_copy(value) if self.own else value
+
+
+class ExternalProcess(ClosedByWith):
+    """One env in a process, or a thread, of its own. Its attributes and methods are reached by name.
+
+    Only one thread may use it at a time. The env carries out calls in the order in which they were made.
+
+    Args:
+        constructor: a function or class that makes the env, or an id. It is called in the process.
+        strategy: "process" or "thread".
+
+    Attributes:
+        observation_space, action_space: of the env; also after close.
+
+    Raises:
+        EnvError: the constructor raised; also an instance of the type that it raised.
+    """
+
+    def __init__(self, constructor: Any, strategy: Literal["process", "thread"] = "process"):
+        check_choice("strategy", strategy, tuple(_BACKENDS))
+        self._strategy, self._shares_memory = strategy, strategy == "thread"
+        self._fault: Exception | None = None
+        self._asked: deque[Promise] = deque()  # those with results that were not fetched yet, oldest first
+        self._index = 0  # the id of the env in error messages
+        self._pool = pool = Pool(constructor, 1, backend=_BACKENDS[strategy], num_workers=1, autoreset="disabled")
+        self.observation_space, self.action_space = pool.single_observation_space, pool.single_action_space
+
+    @property
+    def unwrapped(self) -> ExternalProcess:
+        """Itself: the env stays in its process."""
+        return self
+
+    def call(self, name: str, /, *args: Any, **kwargs: Any) -> Promise:
+        """Start a call of a method of the env, "step" and "reset" included; a plain attribute is given as it is."""
+        if not isinstance(name, str) or name == "close":
+            raise BadCall(f"call of {name!r}: expected the name of a method; close() ends the env and its process")
+        return self._ask(_Act(name, self._shares_memory), args, kwargs)
+
+    def step(self, action: Any, blocking: bool = True) -> Any:
+        """Step the env: (observation, reward, terminated, truncated, info), or the promise of it if not blocking."""
+        promise = self.call("step", action)
+        return promise() if blocking else promise
+
+    def reset(self, blocking: bool = True, **kwargs: Any) -> Any:
+        """Reset the env: (observation, info), or the promise of it if not blocking. `seed` and `options` as usual."""
+        promise = self.call("reset", **kwargs)
+        return promise() if blocking else promise
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the env, read anew each time. A method can be called, and the call waits for its result.
+
+        Names that begin with an underscore are refused, because many tools try some. `call` reaches those too.
+        """
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}; of its env: call({name!r})")
+        is_method, value = self._ask(_Act(name, self._shares_memory, look=True), (), {})()
+        return (lambda *args, **kwargs: self.call(name, *args, **kwargs)()) if is_method else value
+
+    def _ask(self, act: _Act, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise:
+        if self._fault is not None:
+            raise copy.copy(self._fault)  # a copy, with a traceback of its own
+        if self._shares_memory:  # the caller may change its arrays before the env sees them
+            args, kwargs = own_copy(args), own_copy(kwargs)
+        try:
+            call = self._pool.start_apply(act, args, kwargs)
+        except (WorkerDied, PoolClosed) as error:
+            self._break(error)
+            raise
+        promise = Promise(self, act.name, call._replace(ids=np.array([self._index])))
+        self._asked.append(promise)
+        return promise
+
+    def _settle(self, promise: Promise, timeout: float | None) -> None:
+        """Wait for a result. All earlier ones are fetched too, so that a death that follows does not lose them."""
+        deadline = Deadline.after(timeout)
+        while promise._call is not None:
+            oldest = next(iter(self._asked), promise)
+            if oldest._call is not None:
+                try:
+                    [oldest._value] = self._pool.finish_call(oldest._call, deadline.left)
+                except EnvError as error:  # first: it may be an instance of those below as well
+                    oldest._error = error
+                except (WorkerDied, PoolClosed) as error:
+                    self._break(error)
+                    continue
+                oldest._call = None
+            if self._asked and self._asked[0] is oldest:  # unless another thread has closed the process meanwhile
+                self._asked.popleft()
+
+    def _break(self, error: Exception) -> None:
+        """Note that the process is gone: every promise that was not kept raises this error, and so do new calls."""
+        # A copy: what the caller adds to the error that it is handed, must not show in later ones.
+        fault = self._fault = self._fault or copy.copy(error)
+        for promise in list(self._asked):
+            if promise._call is not None:
+                promise._error, promise._call = copy.copy(fault), None
+        self._asked.clear()
+
+    def close(self, timeout: float | None = 5.0) -> None:
+        """Close the env and end its process, after `timeout` seconds by force. May be called again.
+
+        Promises that were not kept by then raise PoolClosed.
+
+        Raises:
+            EnvError: the env raised in its close; the process has ended.
+        """
+        self._fault = PoolClosed("this ExternalProcess is closed: make a new one")
+        try:
+            self._pool.close(timeout)
+        finally:
+            self._break(self._fault)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an ExternalProcess is running, and cannot be copied or pickled: pass its constructor instead")
+
+    def __repr__(self) -> str:
+        pid = self._pool.workers[0].pid
+        where = "closed" if self._pool.closed else self._strategy if pid is None else f"{self._strategy} {pid}"
+        return f"ExternalProcess({self.observation_space}, {self.action_space}, {where})"
+
+
+Async = ExternalProcess  # its later name
 
 
 class BatchEnv(ClosedByWith):
@@ -64,17 +249,16 @@ class BatchEnv(ClosedByWith):
         seen: dict[int, int] = {}
         for index, env in enumerate(self._modern):
             refuse_shared(seen, identity_of(env), index)
-            self._compare_spaces(index, env)
+            for name in ("observation_space", "action_space"):
+                found, expected = getattr(env, name), getattr(self, name)
+                if found != expected:
+                    raise SpaceMismatch(
+                        f"env {index} has the {name} {found}, and env 0 has {expected}: they must be equal"
+                    )
             if isinstance(env, ExternalProcess):
                 env._index = index
         self._obs_leaves, self._action_leaves = flatten(self.observation_space), flatten(self.action_space)
         self._has_objects = any(leaf.kind is not Kind.ARRAY for leaf in self._action_leaves)
-
-    def _compare_spaces(self, index: int, env: Any) -> None:
-        for name in ("observation_space", "action_space"):
-            found, expected = getattr(env, name), getattr(self, name)
-            if found != expected:
-                raise SpaceMismatch(f"env {index} has the {name} {found}, and env 0 has {expected}: they must be equal")
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -182,11 +366,10 @@ class BatchEnv(ClosedByWith):
         values: list[Any] = [
             [] if leaf.kind is Kind.OBJECT else np.zeros((count, *leaf.shape), leaf.dtype) for leaf in self._obs_leaves
         ]
-        arrays = [None if isinstance(value, list) else value for value in values]
         others = [value for value in values if isinstance(value, list)]
         for row, observation in enumerate(observations):
             try:
-                objects = write_observation(self._obs_leaves, arrays, (row,), observation)
+                objects = write_observation(self._obs_leaves, values, (row,), observation)
             except BadObservation as error:
                 raise BadObservation(
                     f"env {ids[row]}: {error}; its observation_space must say what it returns"
@@ -209,17 +392,17 @@ class BatchEnv(ClosedByWith):
             raise BadAction(f"expected {len(self)} actions, one for each env, found {found}; no env was stepped")
         try:
             return self._read(self._as_batch(each), all_ids)
-        except (BadAction, KeyError, IndexError, TypeError):  # one is wrong, or they do not fit into one array
-            return [self._read_alone(index, each[index]) for index in all_ids]
-
-    def _read_alone(self, index: int, action: Any) -> Any:
-        try:
-            [read] = self._read(self._as_batch([action]), [index])
-        except (BadAction, KeyError, IndexError, TypeError) as error:
-            raise BadAction(
-                f"the action at index {index} is {action!r}, which is not in {self.action_space}; no env was stepped"
-            ) from error
-        return read
+        except (BadAction, KeyError, IndexError, TypeError):
+            pass  # one is wrong, or they do not fit into one array
+        for index, action in enumerate(each):
+            try:
+                [each[index]] = self._read(self._as_batch([action]), [index])
+            except (BadAction, KeyError, IndexError, TypeError) as error:
+                raise BadAction(
+                    f"the action at index {index} is {action!r}, which is not in {self.action_space}; no env was "
+                    "stepped"
+                ) from error
+        return each
 
     def _as_batch(self, each: list[Any]) -> Any:
         return assemble(
@@ -310,3 +493,8 @@ def _named(index: int, act: Callable[[], Any]) -> Any:
         if not isinstance(error, EnvError) and hasattr(error, "add_note"):  # Python 3.10 has none
             error.add_note(f"this was env {index} of a BatchEnv")
         raise
+
+
+def four_values_too(env: Any) -> Any:
+    """Wrap an env that is no Gymnasium env: it may return four values from step, and yet have a modern reset."""
+    return env if isinstance(env, gymnasium.Env) else OldGymEnv(env)

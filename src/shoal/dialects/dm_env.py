@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-try:
-    import dm_env
-    from dm_env import specs
-except ImportError as error:
-    from shoal.support.optional_dependencies import install
-
-    raise ImportError(f'api="dm_env" needs dm_env: {install("dm-env")}') from error
-
 import numpy as np
 
 from shoal.dialects.time_steps import TimeStepFace
+from shoal.support.optional_dependencies import require
+
+require("dm_env", 'api="dm_env" needs dm_env', "dm-env")
+import dm_env  # noqa: E402
+from dm_env import specs  # noqa: E402
 
 __all__ = ["BatchedEnvironment", "make_spec"]
+
+
+def make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
+    """A spec of dm_env: discrete where it counts from 0, bounded where it has bounds."""
+    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":
+        return specs.Array(shape, dtype, name=name)
+    whole = np.dtype(dtype).kind in "iu" and tuple(shape) == ()
+    if whole and int(np.asarray(minimum)) == 0:
+        return specs.DiscreteArray(int(np.asarray(maximum)) + 1, dtype=dtype, name=name)
+    return specs.BoundedArray(shape, dtype, minimum, maximum, name=name)
 
 
 class BatchedEnvironment(TimeStepFace, dm_env.Environment):  # type: ignore[misc]
@@ -31,8 +38,10 @@ class BatchedEnvironment(TimeStepFace, dm_env.Environment):  # type: ignore[misc
         **pool_options: as for `shoal.Pool`.
     """
 
+    _make_spec = staticmethod(make_spec)
+
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
-        self._open(env, num_envs, make_spec, pool_options)
+        self._open(env, num_envs, pool_options)
         self.batch_size = self.pool.num_envs
         self._fresh = True
 
@@ -45,13 +54,3 @@ class BatchedEnvironment(TimeStepFace, dm_env.Environment):  # type: ignore[misc
     def step(self, action: Any) -> dm_env.TimeStep:
         """Step every env with its row of the action."""
         return self.reset() if self._fresh else dm_env.TimeStep(*self._next_step(action))
-
-
-def make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    """A spec of dm_env: discrete where it counts from 0, bounded where it has bounds."""
-    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":
-        return specs.Array(shape, dtype, name=name)
-    whole = np.dtype(dtype).kind in "iu" and tuple(shape) == ()
-    if whole and int(np.asarray(minimum)) == 0:
-        return specs.DiscreteArray(int(np.asarray(maximum)) + 1, dtype=dtype, name=name)
-    return specs.BoundedArray(shape, dtype, minimum, maximum, name=name)

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.vector.vector_env import AutoresetMode
 
+from shoal import dialects
 from shoal.backends.registry import is_batched
-from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
-from shoal.dialects.envpool_task import EnvPoolTask, EnvSpec, dm_dialect, named_state, read_task
+from shoal.dialects.base import PoolFace, split_reset_mask
+from shoal.dialects.envpool_task import EnvPoolTask, EnvSpec, named_state, read_task
 from shoal.dialects.time_steps import TimeStepFace
 from shoal.errors import BadAction
 from shoal.memory.answers import Ready
@@ -70,7 +71,7 @@ def make_spec(task_id: Any, **options: Any) -> EnvSpec:
     else:
         pool = Pool(task.env[:1], backend="serial")
     with pool:
-        return EnvSpec(task.name, task.named_config(), pool.single_observation_space, pool.single_action_space)
+        return task.spec(pool)
 
 
 def list_all_envs() -> list[str]:
@@ -107,13 +108,13 @@ class EnvPool(PoolFace):
         spec: an EnvSpec.
     """
 
+    _api, _mode, _partial = "EnvPool", "next_step", True
+
     def __init__(self, task: EnvPoolTask):
+        self._open(task.env, task.num_envs, task.pool_options)
         pool = self.pool
         self.config: dict[str, Any] = dict(task.config)
-        specs, own = pool.specs, getattr(self, "_specs", None)
-        self.spec: Any = EnvSpec(
-            task.name, task.named_config(), specs.single_observation_space, specs.single_action_space, own
-        )
+        self.spec: Any = task.spec(pool, getattr(self, "_specs", None))
         self._all_ids = np.arange(pool.num_envs)
         self._sent_at = np.zeros(pool.num_envs, np.int64)  # each env's place in the order of sends
         self._sends = 0
@@ -259,7 +260,6 @@ class EnvPool(PoolFace):
         return None if frames[0] is None else np.stack(frames)
 
     def close(self, **_: Any) -> None:
-        """Close all envs and end all workers. May be called again."""
         self.pool.close()
 
     def __repr__(self) -> str:
@@ -268,7 +268,7 @@ class EnvPool(PoolFace):
     __str__ = __repr__
 
 
-class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymnasium.Env[Any, Any]):  # type: ignore[misc, override]
+class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymnasium.Env[Any, Any]):  # type: ignore[misc]
     """Answers with observations, rewards (float32), terminated, truncated and info; to a reset with the first and last.
 
     `info` has `env_id` and `elapsed_step` (int32 [n]) and `players["env_id"]`. The envs' own infos are in it as in
@@ -277,7 +277,6 @@ class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymna
     """
 
     def __init__(self, task: EnvPoolTask):
-        self.pool = open_pool(task.env, task.num_envs, task.pool_options, "EnvPool", "next_step", partial=True)
         super().__init__(task)
         self.num_envs = self.pool.num_envs
         self.observation_space = self.single_observation_space = self.pool.single_observation_space
@@ -341,10 +340,9 @@ class DMEnvPool(TimeStepFace, EnvPool):
     """
 
     def __init__(self, task: EnvPoolTask):
-        dm = dm_dialect()
-        self._open(task.env, task.num_envs, dm.make_spec, dict(task.pool_options), partial=True)
+        dm = dialects.dm_env  # where dm_env is not installed, an ImportError says what to do
+        self._make_spec, self._time_step = dm.make_spec, dm.dm_env.TimeStep
         super().__init__(task)
-        self._time_step = dm.dm_env.TimeStep
         dm.dm_env.Environment.register(DMEnvPool)  # so that isinstance checks pass
 
     def _answer(self, ready: Ready, reset: bool) -> Any:

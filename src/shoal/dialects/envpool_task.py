@@ -8,33 +8,32 @@ import re
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 
+from shoal import dialects
 from shoal.backends.registry import is_batched
 from shoal.dialects.time_steps import Specs, spec_of
 from shoal.envs.functions import FromSpec, as_env_fns, with_time_limit
 from shoal.options import PoolOptions
+from shoal.pool import Pool
 from shoal.support.checks import whole_number
-
-__all__ = ["EnvPoolTask", "EnvSpec", "dm_dialect", "named_state", "read_task"]
 
 _POOL_OPTIONS = {option.name for option in fields(PoolOptions)} - {"env_kwargs"}
 _DEFAULT_SEED = 42  # EnvPool's
 
 # Options of EnvPool's own envs, each with the wrapper that does the same for an env of Gymnasium. Options that envs of
 # Gymnasium take as well (mode, difficulty, frame_skip, ...) are not here: they go to the env.
+_OF_ATARI = (
+    "img_height", "img_width", "gray_scale", "noop_max", "episodic_life", "zero_discount_on_life_loss",
+    "use_inter_area_resize",
+)  # fmt: skip
 _ENVPOOL_ONLY = {
+    **dict.fromkeys(_OF_ATARI, "gymnasium.wrappers.AtariPreprocessing"),
     "stack_num": "gymnasium.wrappers.FrameStackObservation",
-    "img_height": "gymnasium.wrappers.AtariPreprocessing",
-    "img_width": "gymnasium.wrappers.AtariPreprocessing",
-    "gray_scale": "gymnasium.wrappers.AtariPreprocessing",
-    "noop_max": "gymnasium.wrappers.AtariPreprocessing",
-    "episodic_life": "gymnasium.wrappers.AtariPreprocessing",
-    "zero_discount_on_life_loss": "gymnasium.wrappers.AtariPreprocessing",
-    "use_inter_area_resize": "gymnasium.wrappers.AtariPreprocessing",
     "use_fire_reset": "a wrapper",
     "reward_clip": "gymnasium.wrappers.TransformReward",
     "from_pixels": "gymnasium.wrappers.AddRenderObservation",
@@ -51,23 +50,24 @@ class EnvPoolTask:
     pool_options: dict[str, Any]
     config: dict[str, Any]
 
-    def named_config(self) -> Any:
-        """The config as a named tuple."""
-        return _tuple_type("Config", tuple(self.config))(*self.config.values())
+    def spec(self, pool: Pool, specs: Specs | None = None) -> EnvSpec:
+        """The spec of envs with the spaces of this pool."""
+        config = _tuple_type("Config", tuple(self.config))(*self.config.values())
+        return EnvSpec(self.name, config, pool.single_observation_space, pool.single_action_space, specs)
 
 
 def read_task(task_id: Any, options: Mapping[str, Any]) -> EnvPoolTask:
-    """Sort the keywords of `make` into those of EnvPool, of the pool and of the env.
-
-    Raises:
-        TypeError: one is for EnvPool's own envs.
-        ValueError: one does not fit.
-    """
+    """Sort the keywords of `make` into those of EnvPool, of the pool and of the env."""
     left = dict(options)
     config = _read_config(left)
     env_kwargs = left.pop("env_kwargs", None) or {}
     pool_options = {name: left.pop(name) for name in sorted(_POOL_OPTIONS & set(left))}
-    _refuse_envpool_only(left)
+    for name in left:
+        if name in _ENVPOOL_ONLY:
+            raise TypeError(
+                f"{name} is for EnvPool's own envs, such as its Atari: wrap the env instead ({_ENVPOOL_ONLY[name]}), "
+                f"or, where its constructor takes it, say env_kwargs={{{name!r}: ...}}"
+            )
     env_kwargs = {**left, **env_kwargs}
     threads, steps = config["num_threads"], config["max_episode_steps"]
     if threads and pool_options.setdefault("num_workers", threads) != threads:
@@ -82,14 +82,14 @@ def read_task(task_id: Any, options: Mapping[str, Any]) -> EnvPoolTask:
         fns = as_env_fns(env, num_envs, env_kwargs)
         count, num_envs = len(fns), None
         if isinstance(fns[0], FromSpec):
-            _fill(config, max_episode_steps=fns[0].spec.max_episode_steps)
-            _fill(config, reward_threshold=fns[0].spec.reward_threshold)
+            spec = fns[0].spec
+            _fill(config, max_episode_steps=spec.max_episode_steps, reward_threshold=spec.reward_threshold)
         # A function that makes many envs stays one object.
         limited = {id(fn): fn if steps is None else with_time_limit(fn, steps) for fn in fns}
         env = [limited[id(fn)] for fn in fns]
     config["num_envs"] = count
     _fill(config, batch_size=count)
-    pool_options["batch_size"] = whole_number("batch_size", config["batch_size"], 1, count)
+    config["batch_size"] = pool_options["batch_size"] = whole_number("batch_size", config["batch_size"], 1, count)
     pool_options["seed"] = config["env_seed"] or config["seed"]
     config |= {name: value for name, value in env_kwargs.items() if name not in config}
     own_name = getattr(task_id, "id", getattr(task_id, "__name__", type(task_id).__name__))
@@ -126,15 +126,6 @@ def _fill(config: dict[str, Any], **defaults: Any) -> None:
     config.update({name: value for name, value in defaults.items() if config[name] is None})
 
 
-def _refuse_envpool_only(options: Mapping[str, Any]) -> None:
-    for name in options:
-        if name in _ENVPOOL_ONLY:
-            raise TypeError(
-                f"{name} is for EnvPool's own envs, such as its Atari: wrap the env instead ({_ENVPOOL_ONLY[name]}), "
-                f"or, where its constructor takes it, say env_kwargs={{{name!r}: ...}}"
-            )
-
-
 @dataclass(frozen=True)
 class EnvSpec:
     """The spaces of the envs, and the config that they were made with.
@@ -152,41 +143,25 @@ class EnvSpec:
     action_space: Space[Any]
     specs: Specs | None = field(default=None, repr=False)
 
-    @property
-    def num_envs(self) -> int:
-        """How many envs."""
-        return int(self.config.num_envs)
-
-    @property
-    def batch_size(self) -> int:
-        """How many of them `recv` waits for."""
-        return int(self.config.batch_size)
-
-    @property
-    def reward_threshold(self) -> float | None:
-        """The return at which the task counts as solved, or None."""
-        return self.config.reward_threshold  # type: ignore[no-any-return]
-
-    @property
-    def gymnasium_observation_space(self) -> Space[Any]:
-        """The same as `observation_space`."""
-        return self.observation_space
-
-    @property
-    def gymnasium_action_space(self) -> Space[Any]:
-        """The same as `action_space`."""
-        return self.action_space
+    num_envs = property(attrgetter("config.num_envs"), doc="How many envs.")
+    batch_size = property(attrgetter("config.batch_size"), doc="How many of them `recv` waits for.")
+    reward_threshold = property(
+        attrgetter("config.reward_threshold"), doc="The return at which the task counts as solved, or None."
+    )
+    gymnasium_observation_space = property(attrgetter("observation_space"), doc="The same as `observation_space`.")
+    gymnasium_action_space = property(attrgetter("action_space"), doc="The same as `action_space`.")
 
     def observation_spec(self) -> Any:
         """Of one row of an observation of `env_type="dm"`, as a named tuple; needs dm_env."""
-        make_spec = dm_dialect().make_spec
+        make_spec = dialects.dm_env.make_spec
         found = spec_of(self.observation_space, make_spec, "obs") if self.specs is None else self.specs.observation
         env_id = make_spec((), np.int32, 0, self.num_envs - 1, "env_id")
         return named_state(env_id, found)
 
     def action_spec(self) -> Any:
         """Of one action; needs dm_env."""
-        return spec_of(self.action_space, dm_dialect().make_spec, "action") if self.specs is None else self.specs.action
+        make_spec = dialects.dm_env.make_spec
+        return spec_of(self.action_space, make_spec, "action") if self.specs is None else self.specs.action
 
 
 def named_state(env_id: Any, obs: Any) -> Any:
@@ -207,10 +182,3 @@ def _tuple_type(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
     words = [re.sub(r"\W", "_", word) for word in fields]
     plain = name.isidentifier() and not keyword.iskeyword(name)
     return namedtuple(name if plain else "State", words, rename=True)
-
-
-def dm_dialect() -> Any:
-    """Shoal's dialect for dm_env. Importing it raises ImportError, with a remedy, where dm_env is not installed."""
-    from shoal.dialects import dm_env
-
-    return dm_env

@@ -6,6 +6,7 @@ import contextlib
 import copy as copying
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.vector_env import AutoresetMode
 
-from shoal.dialects.base import PoolFace, open_pool, split_reset_mask
+from shoal.dialects.base import PoolFace, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
 from shoal.memory.answers import Ready
@@ -41,6 +42,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         **pool_options: as for `shoal.Pool`.
     """
 
+    _api = "a Gymnasium vector env"
+
     def __init__(
         self,
         env: Any,
@@ -55,7 +58,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         self.copy, self.observation_mode = copy, observation_mode
         asked = None if mode is None else _autoreset_mode(mode).name.lower()
         pool_options |= {"copy": copy, "autoreset": asked, "observation_mode": observation_mode}
-        self.pool = open_pool(env, num_envs, pool_options, "a Gymnasium vector env")
+        self._open(env, num_envs, pool_options)
         self.autoreset_mode = _autoreset_mode(self.pool.autoreset)
         specs = self.pool.specs
         self.num_envs = self.pool.num_envs
@@ -66,15 +69,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         self._state = AsyncState.DEFAULT
         self._call: Any = None
 
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each env's own generator."""
-        return self.get_attr("np_random_seed")
-
-    @property  # type: ignore[misc]
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """Each env's own generator; a copy where the env lives in another process."""
-        return self.get_attr("np_random")
+    np_random_seed = property(methodcaller("get_attr", "np_random_seed"), doc="The seed of each env's own generator.")
+    np_random = property(
+        methodcaller("get_attr", "np_random"), doc="Each env's own generator; a copy if the env is in another process."
+    )
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -109,7 +107,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         return self.pool.data.take_obs(ready), self._infos(ready)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Step all envs."""
         if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
             self._begin("step_async")
         ready = self._exchange(actions)
@@ -153,7 +150,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         self.pool.set_attr(name, values)
 
     def render(self) -> tuple[Any, ...]:
-        """A frame of each env."""
         return self.call("render")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shoal.dialects.base import PoolFace, open_pool
+from shoal.dialects.base import PoolFace
 from shoal.envs.adapt import adapt
 from shoal.envs.functions import as_env_fns
 from shoal.envs.group import is_group
@@ -54,11 +54,13 @@ class _Vectorized(PoolFace):
         observation_space, action_space: of a batch.
     """
 
+    _api, _partial = "PufferLib", True
+
     def __init__(self, env_fns: Sequence[Callable[[], Any]], seed: int | None, pool_options: dict[str, Any]):
         self._driver: Any = None
         self._seed = seed
         self._last_ids: Array | None = None  # of the envs that were received, and not yet sent to
-        self.pool = open_pool(list(env_fns), None, {"copy": False, **pool_options}, "PufferLib", partial=True)
+        self._open(list(env_fns), None, {"copy": False, **pool_options})
         self._first_env_fn = env_fns[0]
         self.num_envs = self.num_environments = len(env_fns)
         self.num_agents = self.pool.num_envs
@@ -149,10 +151,8 @@ class Serial(_Vectorized):
         env_creator: Any = None,
         **pool_options: Any,
     ):
-        creators = env_creators if env_creator is None else env_creator
-        super().__init__(
-            _env_fns(creators, env_args, env_kwargs, num_envs), seed, {"backend": "serial", **pool_options}
-        )
+        env_fns = _env_fns(env_creators if env_creator is None else env_creator, env_args, env_kwargs, num_envs)
+        super().__init__(env_fns, seed, {"backend": "serial", **pool_options})
 
 
 class Multiprocessing(_Vectorized):
@@ -187,15 +187,19 @@ class Multiprocessing(_Vectorized):
         envs_per_worker: int | None = None,
         **pool_options: Any,
     ):
-        creators = env_creators if env_creator is None else env_creator
         if num_workers == "auto":
             num_workers = None
         if envs_per_worker is not None:
             num_envs, num_workers = _from_envs_per_worker(num_envs, num_workers, envs_per_worker)
-        env_fns = _env_fns(creators, env_args, env_kwargs, num_envs)
+        env_fns = _env_fns(env_creators if env_creator is None else env_creator, env_args, env_kwargs, num_envs)
         if batch_size == "auto":
             batch_size = max(1, len(env_fns) // 2)
-        _check_workers(num_workers, len(env_fns), overwork)
+        if isinstance(num_workers, int) and usable_cores() < num_workers <= len(env_fns) and not overwork:
+            warnings.warn(
+                f"{num_workers} workers share {usable_cores()} cores, which helps only if envs wait for something; "
+                "pass overwork=True to silence this warning",
+                stacklevel=3,
+            )
         neighbours = zero_copy and isinstance(batch_size, int) and batch_size > 0 and len(env_fns) % batch_size == 0
         super().__init__(
             env_fns,
@@ -257,15 +261,12 @@ def make(
 def _env_fns(creators: Any, env_args: Any, env_kwargs: Any, num_envs: int | None) -> list[Callable[[], Any]]:
     if creators is None:
         raise BadEnv("expected a function, class or id that makes an env, found None")
-    if isinstance(creators, Sequence) and not isinstance(creators, str):
-        count = len(creators) if num_envs is None else num_envs
-        if len(creators) != count:
-            raise BadEnv(f"num_envs is {num_envs}, and {len(creators)} env creators were given: leave num_envs out")
-    else:
-        count = 1 if num_envs is None else num_envs
-        creators = [creators] * count
-    args = _one_each("env_args", env_args, count, (list, tuple), [])
-    kwargs = _one_each("env_kwargs", env_kwargs, count, (Mapping,), {})
+    if not isinstance(creators, Sequence) or isinstance(creators, str):
+        creators = [creators] * (1 if num_envs is None else num_envs)
+    elif num_envs not in (None, len(creators)):
+        raise BadEnv(f"num_envs is {num_envs}, and {len(creators)} env creators were given: leave num_envs out")
+    args = _one_each("env_args", env_args, len(creators), (list, tuple), [])
+    kwargs = _one_each("env_kwargs", env_kwargs, len(creators), (Mapping,), {})
     found: list[Callable[[], Any]] = []
     for creator, own_args, own_kwargs in zip(creators, args, kwargs, strict=True):
         if own_args and not callable(creator):
@@ -298,12 +299,3 @@ def _from_envs_per_worker(num_envs: int | None, num_workers: int | None, each: i
             "of the three out"
         )
     return envs, workers
-
-
-def _check_workers(num_workers: int | None, num_envs: int, overwork: bool) -> None:
-    if isinstance(num_workers, int) and usable_cores() < num_workers <= num_envs and not overwork:
-        warnings.warn(
-            f"{num_workers} workers share {usable_cores()} cores, which helps only if envs wait for something; pass "
-            "overwork=True to silence this warning",
-            stacklevel=4,
-        )

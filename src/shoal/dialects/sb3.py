@@ -15,13 +15,14 @@ import os
 import sys
 import uuid
 import warnings
+from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gymnasium import Space
 
-from shoal.dialects.pool_vec_env import PoolVecEnv, as_list, check_maker, make_one
-from shoal.dialects.vec_env import TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs, check_vec_env
+from shoal.dialects.base import as_list, check_maker, make_one
+from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs, check_vec_env
 from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
@@ -53,11 +54,9 @@ def pass_for_sb3() -> None:
         theirs = importlib.import_module("stable_baselines3.common.vec_env")
     except ImportError:  # it is not installed, or its torch is not
         return
-    for cls in (
-        VecEnv, VecEnvWrapper, DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize, VecCheckNan, VecMonitor,
-        VecTransposeImage, VecVideoRecorder, VecExtractDictObs,
-    ):  # fmt: skip
-        getattr(theirs, cls.__name__).register(cls)
+    for name in __all__:
+        if isinstance(getattr(theirs, name, None), ABCMeta):
+            getattr(theirs, name).register(globals()[name])
 
 
 VecEnv.when_made.append(pass_for_sb3)
@@ -70,11 +69,8 @@ def statistics_class() -> type[RunningMeanStd]:
         theirs = importlib.import_module("stable_baselines3.common.running_mean_std").RunningMeanStd
     except ImportError:
         return RunningMeanStd
-
-    def reduce(self: RunningMeanStd) -> Any:
-        return _statistics, (self.as_data(),)
-
-    return type("RunningMeanStd", (RunningMeanStd, theirs), {"__reduce__": reduce})
+    reduce = {"__reduce__": lambda self: (_statistics, (self.as_data(),))}
+    return type("RunningMeanStd", (RunningMeanStd, theirs), reduce)
 
 
 def _statistics(data: Any) -> RunningMeanStd:
@@ -242,10 +238,7 @@ class VecTransposeImage(TransformWrapper):
         """A batch of observations, transposed."""
         return self.transform.turn(observations)  # type: ignore[attr-defined]
 
-    @staticmethod
-    def transpose_image(image: Any) -> Any:
-        """An image, or a batch of them."""
-        return transpose(image)
+    transpose_image = staticmethod(transpose)
 
     @staticmethod
     def transpose_space(observation_space: Any, key: str = "") -> Space[Any]:
@@ -340,8 +333,7 @@ def unwrap_vec_normalize(env: Any) -> VecNormalize | None:
     """The layer that normalizes; None if there is none."""
     theirs = sys.modules.get("stable_baselines3.common.vec_env")
     kinds = (VecNormalize,) if theirs is None else (VecNormalize, theirs.VecNormalize)
-    found: VecNormalize | None = unwrap_vec_wrapper(env, kinds)
-    return found
+    return unwrap_vec_wrapper(env, kinds)  # type: ignore[no-any-return]
 
 
 def is_vecenv_wrapped(env: Any, vec_wrapper_class: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 # TF-Agents is written for Keras 2. TensorFlow reads this variable when it is imported.
@@ -29,6 +31,12 @@ from shoal.support.checks import spread_seed
 __all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
 
 
+def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
+    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # TF-Agents has no bounds for bools
+        return array_spec.ArraySpec(shape, dtype, name)
+    return array_spec.BoundedArraySpec(shape, dtype, minimum, maximum, name)
+
+
 class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ignore[misc]
     """Many envs as one batched PyEnvironment, for drivers, TFPyEnvironment and replay buffers.
 
@@ -36,26 +44,20 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         env, num_envs: as for `shoal.Pool`: PyEnvironments, dm_env environments and Gymnasium envs, by a function that
             makes one, a class, a Gymnasium id, or a list of them.
         **pool_options: as for `shoal.Pool`.
-
     """
+
+    _make_spec = staticmethod(_make_spec)
+    batched = True
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         try:
-            self._open(env, num_envs, _make_spec, pool_options)
+            self._open(env, num_envs, pool_options)
         except SpaceMismatch as error:
             raise ValueError(str(error)) from error  # as TF-Agents says it
         self._seeds: list[int | None] | None = None
         super().__init__()
 
-    @property
-    def batched(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def batch_size(self) -> int:
-        """The number of envs."""
-        return self.pool.num_envs
+    batch_size = property(attrgetter("pool.num_envs"), doc="The number of envs.")
 
     @property
     def envs(self) -> list[Any]:
@@ -132,7 +134,7 @@ class BatchedPyEnvironment(PoolPyEnvironment):
             batched = [i for i, env in enumerate(envs) if getattr(env, "batched", False)]
             if batched:
                 raise ValueError(f"envs {batched} are already batched: give the single ones in them")
-            envs = [_Made(env, i) if has_specs(env) else env for i, env in enumerate(envs)]
+            envs = [functools.partial(_made, env, i) if has_specs(env) else env for i, env in enumerate(envs)]
         elif has_specs(envs):
             raise ValueError(f"envs must be a list or tuple, found one env: {envs!r}")
         pool_options.setdefault("backend", _backend_for(envs) if multithreading else "serial")
@@ -188,20 +190,14 @@ class RemoteEnv:
         return f"RemoteEnv({self._env_id} of {self._pool!r})"
 
 
-class _Made:
-    """Returns an env that is made already, or in a worker process a copy of it."""
-
-    def __init__(self, env: Any, env_id: int):
-        self.env = env
-        self.env_id = env_id  # makes pickles differ: a worker loads equal ones only once, and two envs may be equal
-
-    def __call__(self) -> Any:
-        return self.env
+def _made(env: Any, env_id: int) -> Any:
+    """The env, or in a worker process a copy of it. A worker loads equal pickles once, so the id makes them differ."""
+    return env
 
 
 def _backend_for(envs: Any) -> str:
     """The backend for envs that are made already: "threads" if they cannot be pickled."""
-    made = [env for env in envs if isinstance(env, _Made)] if isinstance(envs, list) else []
+    made = [env for env in envs if getattr(env, "func", None) is _made] if isinstance(envs, list) else []
     try:
         pickle_env_fns(made)
     except BadEnv:
@@ -215,9 +211,3 @@ def _is_method(env: Any, name: str) -> bool:
 
 def _seed(env: Any, seed: Any) -> Any:
     return env.env.seed(seed)
-
-
-def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    if minimum is None or maximum is None or np.dtype(dtype).kind == "b":  # TF-Agents has no bounds for bools
-        return array_spec.ArraySpec(shape, dtype, name)
-    return array_spec.BoundedArraySpec(shape, dtype, minimum, maximum, name)

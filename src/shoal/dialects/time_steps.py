@@ -13,13 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space, spaces
 
-from shoal.dialects.base import PoolFace, open_pool
+from shoal.dialects.base import PoolFace
 from shoal.envs.time_steps import FIRST, LAST, MID, TimeStepEnv, is_leaf, map_spec
 from shoal.errors import BadEnv
 from shoal.memory.answers import Ready
 from shoal.spaces.leaves import Kind, assemble, flatten
-
-__all__ = ["MakeSpec", "Parts", "Specs", "TimeStepFace", "spec_of"]
 
 Array = npt.NDArray[Any]
 Parts = tuple[Array, Array, Array, Any]  # a batched TimeStep: step type, reward, discount, observation
@@ -36,45 +34,32 @@ class Specs(NamedTuple):
 
 
 class TimeStepFace(PoolFace):
-    """A pool that answers with batched TimeSteps. `_open` must be called first.
+    """A pool that answers with batched TimeSteps.
 
     Attributes:
         infos: those that came with the last TimeStep and are not empty, by env.
     """
 
-    def _open(
-        self,
-        env: Any,
-        num_envs: int | None,
-        make_spec: MakeSpec,
-        pool_options: dict[str, Any],
-        partial: bool = False,
-    ) -> None:
-        """Make the pool, and find out the specs.
+    _api, _mode = "an env with TimeSteps", "next_step"
+    _make_spec: MakeSpec  # makes a spec of the library's own
 
-        Args:
-            env, num_envs, pool_options: as for `shoal.Pool`; autoreset is "next_step", as both libraries have it.
-            make_spec: makes a spec of the library's own.
-            partial: whether a TimeStep may have rows of some envs only.
-        """
-        self.pool = open_pool(env, num_envs, pool_options, "an env with TimeSteps", "next_step", partial)
+    def _learn(self) -> None:
         self.infos: dict[int, dict[str, Any]] = {}
-        try:
-            self._specs = specs = self._agree(make_spec)
-        except BaseException:
-            self.pool.close()
-            raise
+        self._specs = specs = self._agree()
         self._reward_type, self._discount_type = np.dtype(specs.reward.dtype), np.dtype(specs.discount.dtype)
-        self._bools = "b" in {np.dtype(leaf.dtype).kind for leaf in _leaves(specs.action)}
+        kinds: list[str] = []
+        map_spec(lambda leaf: kinds.append(np.dtype(leaf.dtype).kind), specs.action)
+        self._bools = "b" in kinds
         obs_type = self.pool.single_observation_space.dtype
         self._same_type = is_leaf(specs.observation) and obs_type == np.dtype(specs.observation.dtype)
 
-    def _agree(self, make_spec: MakeSpec) -> Specs:
-        """The specs of the first env. Raises ValueError if those of another env differ."""
+    def _agree(self) -> Specs:
+        """The specs of the first env, in the library's own words. Raises ValueError if those of another env differ."""
+        make_spec = self._make_spec
         found = self.pool.apply(_specs_of)
         self._has_specs = [specs is not None for specs in found]
+        self._all_have_specs = all(self._has_specs)
         own = [specs for specs in found if specs is not None]
-        self._all_have_specs = len(own) == len(found)
         for env_id, specs in enumerate(found):
             if specs is not None and specs != own[0]:
                 raise ValueError(f"env {env_id} has the specs {specs}, and the first has {own[0]}: they must be equal")
@@ -86,18 +71,20 @@ class TimeStepFace(PoolFace):
         )
         if not own:
             return derived
+
+        def translated(leaf: Any) -> Any:
+            low, high = getattr(leaf, "minimum", None), getattr(leaf, "maximum", None)
+            return make_spec(tuple(leaf.shape), np.dtype(leaf.dtype), low, high, getattr(leaf, "name", None) or "")
+
         return Specs(*(
-            other if spec is None else map_spec(lambda leaf: _translated(leaf, make_spec), spec)
+            other if spec is None else map_spec(translated, spec)
             for spec, other in zip(own[0], derived, strict=True)
         ))  # fmt: skip
 
     def _first_step(self, seed: Any = None) -> Parts:
         """Begin a new episode in every env."""
-        batch = self.pool.reset(seed=seed)
-        self.infos = batch.info
-        count = self.pool.num_envs
-        step_type, reward = np.full(count, FIRST, np.int32), np.zeros(count, self._reward_type)
-        return step_type, reward, np.ones(count, self._discount_type), self._typed(batch.obs)
+        self.pool.async_reset(seed=seed)
+        return self._read_step(self._collect(self.pool.wait_reset))
 
     def _next_step(self, actions: Any) -> Parts:
         """Step every env, and begin a new episode where the last answer ended one."""
@@ -117,15 +104,11 @@ class TimeStepFace(PoolFace):
         for env_id, info in ready.infos.items():
             if "discount" in info and self._has_specs[env_id]:
                 discount[ready.ids == env_id] = info["discount"]
-        return step_type, reward.astype(self._reward_type, copy=False), discount, self._typed(obs)
-
-    def _typed(self, obs: Any) -> Any:
-        """The observation nested and typed as the spec says, if spaces cannot express that."""
-        if self._same_type:
-            return obs
-        return map_spec(
-            lambda leaf, value: np.asarray(value).astype(leaf.dtype, copy=False), self._specs.observation, obs
-        )
+        if not self._same_type:  # nested and typed as the spec says, which spaces cannot express
+            obs = map_spec(
+                lambda leaf, value: np.asarray(value).astype(leaf.dtype, copy=False), self._specs.observation, obs
+            )
+        return step_type, reward.astype(self._reward_type, copy=False), discount, obs
 
     def observation_spec(self) -> Any:
         """Of one env."""
@@ -144,12 +127,6 @@ class TimeStepFace(PoolFace):
         return self._specs.discount
 
 
-def _leaves(spec: Any) -> list[Any]:
-    found: list[Any] = []
-    map_spec(found.append, spec)
-    return found
-
-
 def _as_int(spec: Any, value: Any) -> Any:
     array = np.asarray(value)
     return array.astype(np.int8) if array.dtype.kind == "b" else array
@@ -165,12 +142,6 @@ def _specs_of(env: Any) -> Specs | None:
         for name in ("reward_spec", "discount_spec")
     )
     return Specs(own.observation_spec(), own.action_spec(), reward, discount)
-
-
-def _translated(leaf: Any, make_spec: MakeSpec) -> Any:
-    """A spec as one of the library that asks."""
-    low, high = getattr(leaf, "minimum", None), getattr(leaf, "maximum", None)
-    return make_spec(tuple(leaf.shape), np.dtype(leaf.dtype), low, high, getattr(leaf, "name", None) or "")
 
 
 def spec_of(space: Space[Any], make_spec: MakeSpec, name: str) -> Any:

@@ -1,36 +1,40 @@
 """The VecEnv that Baselines began and Stable-Baselines carried on: step returns (obs, rewards, dones, infos).
 
-Both dialects build on the classes here: the abstract VecEnv, the base of its wrappers, and the wrapper that holds a
-transform. The VecEnv on a pool is in `pool_vec_env`.
+Both dialects build on the classes here: the abstract VecEnv, the one on a pool, the base of its wrappers, and the
+wrapper that holds a transform.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
-from gymnasium import Space
+from gymnasium import Space, spaces
 
-from shoal.dialects.base import ClosedByWith
+from shoal.dialects.base import ClosedByWith, PoolFace
 from shoal.envs import wrapper_layers
+from shoal.errors import BadCall, NothingPending
+from shoal.memory.answers import Ready
+from shoal.memory.messages import RESTART_INFO
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
 from shoal.wrappers.observations import ExtractDictObs
 from shoal.wrappers.video import tile_images
 
-__all__ = ["Indices", "StepReturn", "TransformWrapper", "VecEnv", "VecEnvWrapper", "VecExtractDictObs", "check_vec_env"]
-
 Indices = None | int | Iterable[int]
 StepReturn = tuple[Any, Any, Any, Any]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class VecEnv(ClosedByWith, ABC):
+class VecEnv(ClosedByWith):
     """Many envs as one. When an episode ends, its env begins the next one in the same step.
 
     The env's info then has the last observation of the old episode as `terminal_observation`.
@@ -68,7 +72,7 @@ class VecEnv(ClosedByWith, ABC):
 
     @abstractmethod
     def reset(self) -> Any:
-        """Reset all envs; their observations. A step that is under way is cancelled."""
+        """Reset all envs, with the seeds and options that were set; their observations. Cancels a step under way."""
 
     @abstractmethod
     def step_async(self, actions: Any) -> None:
@@ -77,10 +81,6 @@ class VecEnv(ClosedByWith, ABC):
     @abstractmethod
     def step_wait(self) -> StepReturn:
         """The result of the step that was started: obs, rewards, dones, infos."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close all envs."""
 
     @abstractmethod
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
@@ -142,17 +142,16 @@ class VecEnv(ClosedByWith, ABC):
         shown = mode or self.render_mode
         if shown is None:
             warnings.warn("there is nothing to render: the envs were made without a render_mode", stacklevel=2)
-            return None
-        if shown != self.render_mode and (shown, self.render_mode) != ("human", "rgb_array"):
+        elif shown != self.render_mode and (shown, self.render_mode) != ("human", "rgb_array"):
             warnings.warn(
                 f"cannot render as {shown!r}: the envs were made with render_mode={self.render_mode!r}", stacklevel=2
             )
-            return None
-        if self.render_mode != "rgb_array":
+        elif self.render_mode != "rgb_array":
             self.env_method("render")
-            return None
-        image = tile_images(self.get_images())
-        return image if shown == "rgb_array" else _show(image)
+        else:
+            image = tile_images(self.get_images())
+            return image if shown == "rgb_array" else _show(image)
+        return None
 
     @property
     def unwrapped(self) -> VecEnv:
@@ -189,6 +188,129 @@ def _show(image: Any) -> None:
     cv2.waitKey(1)
 
 
+class PoolVecEnv(PoolFace, VecEnv):
+    """A pool as a VecEnv.
+
+    Args:
+        env, num_envs, pool_options: as for `shoal.Pool`. Autoreset is always "same_step".
+    """
+
+    _api, _mode = "a VecEnv", "same_step"
+    _already_stepping: type[Exception] = BadCall
+    _not_stepping: type[Exception] = NothingPending
+
+    def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
+        self.waiting = False  # whether step_async was called, and step_wait was not
+        self._open(env, num_envs, pool_options)
+        self._bits = isinstance(self.action_space, spaces.MultiBinary)
+
+    def _learn(self) -> None:
+        specs = self.pool.specs
+        VecEnv.__init__(self, self.pool.num_envs, specs.single_observation_space, specs.single_action_space)
+        self.metadata = {**specs.metadata, **self.metadata}
+
+    envs = property(attrgetter("pool.local_envs"), doc="The envs that live in this process.")
+
+    def reset(self) -> Any:
+        self.waiting = self._late = False  # pool.reset drops what is under way
+        options = [one or None for one in self._options]
+        batch = self.pool.reset(seed=self._seeds, options=options if any(options) else None)
+        self.reset_infos = [batch.info.get(env_id, {}) for env_id in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        return batch.obs
+
+    def step(self, actions: Any) -> StepReturn:
+        if self._splits_step(PoolVecEnv):
+            return super().step(actions)
+        if self.waiting or self._late:
+            self._begin()
+        return self._result(self._exchange(self._as_bits(actions) if self._bits else actions))
+
+    def step_async(self, actions: Any) -> None:
+        self._begin()
+        self.pool.send(self._as_bits(actions) if self._bits else actions)
+        self.waiting = True
+
+    @staticmethod
+    def _as_bits(actions: Any) -> Any:
+        """Turn 0.0 and 1.0, which policies of Stable-Baselines3 return for a space of bits, into integers."""
+        array = np.asarray(actions)
+        whole = array.dtype.kind == "f" and bool(((array == 0) | (array == 1)).all())
+        return array.astype(np.int8) if whole else array
+
+    def step_wait(self) -> StepReturn:
+        if not self.waiting and not self.closed:
+            raise self._not_stepping("step_wait was called without step_async before it")
+        self.waiting = False
+        return self._result(self._collect(self.pool.wait))
+
+    def _begin(self) -> None:
+        if self.waiting:
+            raise self._already_stepping("step_async was called twice: call step_wait before the next step")
+        self._drop_late()
+
+    def _result(self, ready: Ready) -> StepReturn:
+        obs, reward, terminated, truncated = self.pool.data.take_step(ready)
+        dones = terminated | truncated
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        for env_id, found in ready.infos.items():
+            info = infos[env_id]
+            if dones[env_id]:
+                found = dict(found)
+                info.update(found.pop("final_info"))
+                info["TimeLimit.truncated"] = bool(truncated[env_id] and not terminated[env_id])
+                info["terminal_observation"] = found.pop("final_obs")
+                if RESTART_INFO in found:
+                    info[RESTART_INFO] = found.pop(RESTART_INFO)
+                self.reset_infos[env_id] = found
+            else:
+                info.update(found)
+                info["TimeLimit.truncated"] = False
+        return obs, reward.astype(np.float32), dones, infos
+
+    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
+        return self._apply(wrapper_layers.get_attr, indices, attr_name)
+
+    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
+        ids = sorted(set(self._ids(indices)))
+        if ids:
+            self.pool.set_attr(attr_name, [value] * len(ids), ids)
+
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
+    ) -> list[Any]:
+        if method_name in ("step", "reset", "close"):
+            raise BadCall(f"env_method: use the VecEnv's own {method_name}, which keeps the envs in step")
+        return self._apply(wrapper_layers.call_method, indices, method_name, *method_args, **method_kwargs)
+
+    def has_attr(self, attr_name: str) -> bool:
+        return all(self._apply(wrapper_layers.has_attr, None, attr_name))
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
+        return self._apply(wrapper_layers.is_wrapped, indices, wrapper_layers.name_of(wrapper_class))
+
+    def _apply(self, function: Callable[..., Any], indices: Indices, *args: Any, **kwargs: Any) -> list[Any]:
+        ids = self._ids(indices)
+        rounds = [ids] if len(set(ids)) == len(ids) else [[i] for i in ids]  # an env that is named twice is asked twice
+        return [value for each in rounds if each for value in self.pool.apply(function, *args, env_ids=each, **kwargs)]
+
+    def _ids(self, indices: Indices) -> list[int]:
+        """Env ids; negative ones are counted from the end. Raises IndexError for an env that is not there."""
+        ids = [int(i) for i in self._get_indices(indices)]
+        for i in ids:
+            if not -self.num_envs <= i < self.num_envs:
+                raise IndexError(f"there is no env {i}: there are envs 0 to {self.num_envs - 1}")
+        return [i % self.num_envs for i in ids]
+
+    def close(self) -> None:
+        self.waiting = False
+        super().close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.pool!r})"
+
+
 def check_vec_env(venv: Any, who: str) -> None:
     """Raise TypeError unless it is a VecEnv."""
     missing = [name for name in ("num_envs", "step_async", "step_wait", "reset", "get_attr") if not hasattr(venv, name)]
@@ -197,6 +319,16 @@ def check_vec_env(venv: Any, who: str) -> None:
             f"{who} goes around a VecEnv, found {venv!r}: make one with DummyVecEnv, SubprocVecEnv or "
             'shoal.make(..., api="sb3"); around a Gymnasium vector env or a pool, use shoal.wrappers.wrap'
         )
+
+
+def _passed_on(method: Method) -> Method:
+    """The method of a wrapper that calls the same method of the VecEnv in it."""
+
+    @functools.wraps(method, updated=())  # not the mark of an abstract method
+    def pass_on(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.venv, method.__name__)(*args, **kwargs)
+
+    return pass_on  # type: ignore[return-value]
 
 
 class VecEnvWrapper(VecEnv):
@@ -214,55 +346,22 @@ class VecEnvWrapper(VecEnv):
         self.class_attributes = dict(inspect.getmembers(type(self)))
 
     def step_async(self, actions: Any) -> None:
-        """Start a step."""
         self.venv.step_async(actions)
 
-    def close(self) -> None:
-        """Close all envs."""
-        self.venv.close()
-
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        """Seeds for the next reset."""
-        return self.venv.seed(seed)  # type: ignore[no-any-return]
-
-    def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Options for the next reset."""
-        self.venv.set_options(options)
-
     def render(self, mode: str | None = None) -> Any:
-        """All envs' images as one."""
         return self.venv.render(mode=mode)
 
-    def get_images(self) -> Sequence[Any]:
-        """An image of each env."""
-        return self.venv.get_images()  # type: ignore[no-any-return]
+    close = _passed_on(VecEnv.close)
+    seed = _passed_on(VecEnv.seed)
+    set_options = _passed_on(VecEnv.set_options)
+    get_images = _passed_on(VecEnv.get_images)
+    has_attr = _passed_on(VecEnv.has_attr)
+    get_attr = _passed_on(VecEnv.get_attr)
+    set_attr = _passed_on(VecEnv.set_attr)
+    env_method = _passed_on(VecEnv.env_method)
+    env_is_wrapped = _passed_on(VecEnv.env_is_wrapped)
 
-    def has_attr(self, attr_name: str) -> bool:
-        """Whether all envs have this attribute."""
-        return bool(self.venv.has_attr(attr_name))
-
-    def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of each env."""
-        return list(self.venv.get_attr(attr_name, indices))
-
-    def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of each env."""
-        self.venv.set_attr(attr_name, value, indices)
-
-    def env_method(
-        self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
-    ) -> list[Any]:
-        """Call a method of each env."""
-        return list(self.venv.env_method(method_name, *method_args, indices=indices, **method_kwargs))
-
-    def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
-        """Whether each env is wrapped in this class."""
-        return list(self.venv.env_is_wrapped(wrapper_class, indices=indices))
-
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost VecEnv."""
-        return self.venv.unwrapped
+    unwrapped = property(attrgetter("venv.unwrapped"), doc="The innermost VecEnv.")
 
     @property
     def closed(self) -> bool:  # type: ignore[override]
@@ -292,7 +391,6 @@ class VecEnvWrapper(VecEnv):
         return getattr(self.venv, name)
 
     def getattr_depth_check(self, name: str, already_found: bool) -> str | None:
-        """The class that has this attribute, if an outer layer has the same one and so hides it."""
         own = name in self._get_all_attributes()
         if own and already_found:
             return wrapper_layers.name_of(type(self))
@@ -309,26 +407,22 @@ class TransformWrapper(VecEnvWrapper):
         check_vec_env(venv, type(self).__name__)
         self.venv = venv
         self.transform = transform
-        super().__init__(venv, observation_space=self._bind(venv))
+        self._all_ids = np.arange(venv.num_envs)
+        self._nothing = np.zeros(venv.num_envs, np.bool_)
 
-    def _bind(self, venv: Any) -> Space[Any]:
         def images(ids: Any) -> Sequence[Any]:
             pictures = venv.get_images()
             return [pictures[i] for i in ids.tolist()]
 
-        self._all_ids = np.arange(venv.num_envs)
-        self._nothing = np.zeros(venv.num_envs, np.bool_)
         render_mode, metadata = getattr(venv, "render_mode", None), getattr(venv, "metadata", None) or {}
         bound = Bound(venv.num_envs, venv.observation_space, venv.action_space, images, metadata, render_mode)
-        return bind_all([self.transform], bound)
+        super().__init__(venv, observation_space=bind_all([transform], bound))
 
     def step_async(self, actions: Any) -> None:
-        """Start a step."""
         self.transform.send(actions, self._all_ids)
         self.venv.step_async(actions)
 
     def reset(self) -> Any:
-        """Reset all envs."""
         obs = self.venv.reset()
         rows = Rows(
             self._all_ids, True, obs, np.zeros(self.num_envs, np.float32), self._nothing, self._nothing, ~self._nothing,
@@ -339,11 +433,9 @@ class TransformWrapper(VecEnvWrapper):
         return rows.obs
 
     def step_wait(self) -> StepReturn:
-        """The result of the step that was started."""
         return self._apply(*self.venv.step_wait())
 
     def step(self, actions: Any) -> StepReturn:
-        """Step all envs."""
         if self._splits_step(TransformWrapper):
             return super().step(actions)
         self.transform.send(actions, self._all_ids)
