@@ -134,12 +134,7 @@ def box_parts(
 ) -> dict[Part, spaces.Box]:
     """The Box parts of a space that a transform works on: those of a Dict by key (None: all), or the Box itself.
 
-    Args:
-        who: the transform's name, for errors.
-        hint: the remedy, if a part is no Box.
-
-    Raises:
-        ValueError: it is neither, or a part that was asked for is no Box.
+    Raises ValueError, with the transform's name and a hint, if it is neither or a part that was asked for is no Box.
     """
     if isinstance(space, spaces.Dict):
         wanted = list(space.spaces) if keys is None else list(keys)

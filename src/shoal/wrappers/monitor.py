@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -276,6 +276,7 @@ class EpisodeLogger(Transform):
             )
         self.every_seconds, self.every_steps, self.prefix = every_seconds, every_steps, prefix
         self.global_step = 0
+        self._close_log: Callable[[], None] | None = None
 
     def bind(self, bound: Bound) -> Space[Any]:
         space = super().bind(bound)
@@ -334,9 +335,14 @@ class EpisodeLogger(Transform):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Write the rest."""
-        if hasattr(self, "bound"):
-            self._log(0.0, 0)
+        """Write the rest, and close the log if it was opened here."""
+        try:
+            if hasattr(self, "bound"):
+                self._log(0.0, 0)
+        finally:
+            if self._close_log is not None:
+                close, self._close_log = self._close_log, None  # to finish a run twice is an error
+                close()
 
 
 class TensorBoardLogger(EpisodeLogger):
@@ -352,21 +358,16 @@ class TensorBoardLogger(EpisodeLogger):
 
     def __init__(self, folder_or_writer: Any, every_seconds: float = 1.0, every_steps: int = 0, prefix: str = "shoal"):
         super().__init__(every_seconds, every_steps, prefix)
-        self._ours = isinstance(folder_or_writer, str | os.PathLike)
-        if not self._ours and not callable(getattr(folder_or_writer, "add_scalar", None)):
+        self.writer = folder_or_writer
+        if isinstance(folder_or_writer, str | os.PathLike):
+            self.writer = _summary_writer(os.fspath(folder_or_writer))
+            self._close_log = self.writer.close
+        elif not callable(getattr(folder_or_writer, "add_scalar", None)):
             raise TypeError(f"expected a folder or an object with add_scalar, found {folder_or_writer!r}")
-        self.writer = _summary_writer(os.fspath(folder_or_writer)) if self._ours else folder_or_writer
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            if self._ours:
-                self.writer.close()
 
 
 class WandbLogger(EpisodeLogger):
@@ -389,21 +390,14 @@ class WandbLogger(EpisodeLogger):
         super().__init__(every_seconds, every_steps, prefix)
         if run is not None and init:
             raise TypeError(f"{', '.join(init)}: for a run that is made, and one was given")
-        run, self._ours = (run, False) if run is not None else _wandb_run(init)
-        if not callable(getattr(run, "log", None)):
-            raise TypeError(f"expected a run or an object with log, found {run!r}")
-        self.run = run
+        self.run, ours = (run, False) if run is not None else _wandb_run(init)
+        if not callable(getattr(self.run, "log", None)):
+            raise TypeError(f"expected a run or an object with log, found {self.run!r}")
+        if ours:
+            self._close_log = self.run.finish
 
     def write(self, values: Mapping[str, float], step: int) -> None:
         self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        try:
-            super().close()
-        finally:
-            if self._ours:
-                self._ours = False  # to finish a run twice is an error
-                self.run.finish()
 
 
 def _summary_writer(folder: str) -> Any:
