@@ -29,7 +29,7 @@ NEEDS = {
     "graph/test_torch.py": ["torch"],
     "graph/test_torch_cuda.py": ["torch"],
     "graph/jax/test_bind.py": ["jax"],
-    "graph/jax/test_pool_envs.py": ["jax"],
+    "graph/test_jax_backend.py": ["jax"],
     "graph/jax/test_functional.py": ["jax", "gymnax", "flax"],
 }
 collect_ignore = [name for name, modules in NEEDS.items() if not all(map(importlib.util.find_spec, modules))]

@@ -20,7 +20,8 @@ from shoal import Pool
 
 torch = pytest.importorskip("torch", reason="shoal.graph.torch needs PyTorch")
 
-from shoal.graph.torch import TorchEnv, carriers, operators  # noqa: E402
+from shoal.graph.torch import TorchEnv, carriers  # noqa: E402
+from shoal.graph.torch.env import _envs  # noqa: E402
 from shoal.support.optional_dependencies import install  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)  # compilers are slow on a busy machine
@@ -502,7 +503,7 @@ def test_an_env_that_is_gone_is_missed_by_its_graph_and_by_nobody_else() -> None
 
 
 def graph_numbers() -> set[int]:
-    return set(operators._bridges)
+    return set(_envs)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------
@@ -729,7 +730,7 @@ def test_pinned_buffers_made_under_inference_mode_are_of_use_outside(monkeypatch
 
 def test_an_env_through_pinned_buffers_plays_as_ever() -> None:
     with counting(3) as env:
-        env._bridge._carrier = carriers.Pinned(torch.device("cpu"), 3, PretendCuda())
+        env._carrier = carriers.Pinned(torch.device("cpu"), 3, PretendCuda())
         kept = [env.reset(seed=1)]
         graph_of_two = compiled(lambda a: (env.step(a).obs, env.step(a).obs))
         for _ in range(3):

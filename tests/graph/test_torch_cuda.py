@@ -122,7 +122,7 @@ def test_the_buffers_are_pinned() -> None:
     with counting() as env:
         env.reset()
         env.step(torch.zeros(3, dtype=torch.int64, device="cuda"))
-        carrier = env._bridge._carrier
+        carrier = env._carrier
         outward = [next(carrier._outward)[1] for _ in range(2)]
         buffers = [buffer for one in (*outward, carrier._inward) for buffer in one._made.values()]
         assert len(buffers) >= 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 import shoal
 from envs import CountEnv, FailEnv
-from shoal.wrappers import EpisodeLogger, Normalize, TensorBoardLogger, WandbLogger, loggers, wrap
+from shoal.wrappers import EpisodeLogger, Normalize, TensorBoardLogger, WandbLogger, monitor, wrap
 from wrappers.kit import HOSTS, MODES, NoisyEnv, assert_same, follow, is_pool, play
 
 NAMES = ("return", "length", "episodes", "steps_per_second", "restarts")
@@ -240,7 +241,7 @@ def sum_of(logger: Any) -> tuple[float, float]:
 
 def test_seconds_are_waited_for_and_make_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(loggers, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: clock.now, time=time.time))
     logger = LOGGERS["wandb"](every_seconds=10.0)
     with wrap(shoal.Pool(partial(CountEnv, 2), 3, backend="serial", autoreset="same_step"), logger) as pool:
         pool.reset(seed=0)
@@ -302,7 +303,7 @@ def test_a_writer_that_was_given_is_left_open() -> None:
 
 
 def test_who_has_no_writer_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in loggers.SUMMARY_WRITERS:
+    for name in monitor.SUMMARY_WRITERS:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="pip install tensorboardX"):
         TensorBoardLogger(str(tmp_path))

@@ -21,7 +21,7 @@ from gymnasium import spaces
 import shoal
 from shoal.state.datafile import DataError
 from shoal.wrappers import Normalize, RunningMeanStd, wrap
-from shoal.wrappers.statistics_files import write_statistics
+from shoal.wrappers.running import write_statistics
 from wrappers.kit import MANY, VECTOR, NoisyEnv, assert_same, play, stable_baselines
 
 DATA = Path(__file__).parent / "data"

@@ -36,7 +36,7 @@ from shoal.wrappers import (
 )
 from shoal.wrappers.base import Rows
 from shoal.wrappers.observations import transpose, transposed_space
-from shoal.wrappers.statistics_files import data_of, read_statistics, write_statistics
+from shoal.wrappers.running import data_of, read_statistics, write_statistics
 from shoal.wrappers.video import tile_images
 
 __all__ = [

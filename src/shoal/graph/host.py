@@ -94,19 +94,18 @@ class FlatBatch:
         Raises:
             BadEnv: the framework has no such type; `type_of` raises TypeError or ValueError then.
         """
-        spaces = (("observation", self.obs_leaves), ("action", self.action_leaves))
-        obs, action = ([_type_of(framework, type_of, what, leaf) for leaf in leaves] for what, leaves in spaces)
-        return obs, action
 
+        def typed(what: str, leaf: Leaf) -> Any:
+            try:
+                return type_of(leaf.dtype)
+            except (TypeError, ValueError) as error:
+                raise BadEnv(
+                    f"the {what} space{leaf.name} is of {leaf.dtype}, and {framework} has no type for {leaf.dtype}: "
+                    "cast it by a wrapper around the env"
+                ) from error
 
-def _type_of(framework: str, type_of: Callable[[np.dtype[Any]], Any], what: str, leaf: Leaf) -> Any:
-    try:
-        return type_of(leaf.dtype)
-    except (TypeError, ValueError) as error:
-        raise BadEnv(
-            f"the {what} space{leaf.name} is of {leaf.dtype}, and {framework} has no type for {leaf.dtype}: cast it by "
-            "a wrapper around the env"
-        ) from error
+        obs, actions = self.obs_leaves, self.action_leaves
+        return [typed("observation", leaf) for leaf in obs], [typed("action", leaf) for leaf in actions]
 
 
 class GraphHost(FlatBatch):

@@ -9,13 +9,11 @@
 from __future__ import annotations
 
 from shoal.wrappers.base import Bound, Rows, Transform
-from shoal.wrappers.frame_stack import FrameStack
 from shoal.wrappers.hosts import WrappedPool, WrappedVectorEnv, wrap
-from shoal.wrappers.loggers import EpisodeLogger, TensorBoardLogger, WandbLogger
-from shoal.wrappers.monitor import Monitor, MonitorEpisodes
+from shoal.wrappers.monitor import EpisodeLogger, Monitor, MonitorEpisodes, TensorBoardLogger, WandbLogger
 from shoal.wrappers.nan import CheckNan
 from shoal.wrappers.normalize import Normalize
-from shoal.wrappers.observations import ExtractDictObs, TransposeImage
+from shoal.wrappers.observations import ExtractDictObs, FrameStack, TransposeImage
 from shoal.wrappers.running import RunningMeanStd
 from shoal.wrappers.video import RecordVideo
 

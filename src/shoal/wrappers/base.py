@@ -51,14 +51,12 @@ class Rows:
     @property
     def done(self) -> Array:
         """Bool [n], where an episode has ended."""
-        result: Array = self.terminated | self.truncated
-        return result
+        return self.terminated | self.truncated
 
     @property
     def stepped(self) -> Array:
         """Bool [n], where the row answers a step, rather than a reset."""
-        result: Array = ~self.began | self.terminated | self.truncated
-        return result
+        return ~self.began | self.done
 
     @property
     def all_stepped(self) -> bool:
@@ -136,12 +134,7 @@ def box_parts(
 ) -> dict[Part, spaces.Box]:
     """The Box parts of a space that a transform works on: those of a Dict by key (None: all), or the Box itself.
 
-    Args:
-        who: the transform's name, for errors.
-        hint: the remedy, if a part is no Box.
-
-    Raises:
-        ValueError: it is neither, or a part that was asked for is no Box.
+    Raises ValueError, with the transform's name and a hint, if it is neither or a part that was asked for is no Box.
     """
     if isinstance(space, spaces.Dict):
         wanted = list(space.spaces) if keys is None else list(keys)
@@ -185,26 +178,34 @@ def part_of(value: Any, part: Part) -> Any:
     return value if part is None else value[part]
 
 
+def map_parts(function: Callable[..., Any], space: Space[Any], *batches: Any) -> Any:
+    """Call the function with the parts of nested batches that belong together, and nest what it returns alike."""
+    if isinstance(space, spaces.Dict):
+        parts = {key: [batch[key] for batch in batches] for key in batches[0]}
+        return {key: map_parts(function, space.spaces[key], *each) for key, each in parts.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map_parts(function, *each) for each in zip(space.spaces, *batches, strict=True))
+    return function(*batches)
+
+
 def take_rows(space: Space[Any], value: Any, ids: Ids) -> Any:
     """Some rows of a nested batch."""
-    if isinstance(space, spaces.Dict):
-        return {key: take_rows(space.spaces[key], part, ids) for key, part in value.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(take_rows(part, one, ids) for part, one in zip(space.spaces, value, strict=True))
-    return value[ids] if isinstance(value, np.ndarray) else tuple(value[i] for i in ids.tolist())
+
+    def take(part: Any) -> Any:
+        return part[ids] if isinstance(part, np.ndarray) else tuple(part[i] for i in ids.tolist())
+
+    return map_parts(take, space, value)
 
 
 def put_rows(space: Space[Any], value: Any, rows: Any, ids: Ids) -> Any:
     """A copy of a nested batch with some of its rows replaced."""
-    if isinstance(space, spaces.Dict):
-        return {key: put_rows(space.spaces[key], part, rows[key], ids) for key, part in value.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(put_rows(part, old, new, ids) for part, old, new in zip(space.spaces, value, rows, strict=True))
-    if isinstance(value, np.ndarray):
-        result = np.array(value)
-        result[ids] = rows
+
+    def put(old: Any, new: Any) -> Any:
+        if not isinstance(old, np.ndarray):
+            swapped = dict(zip(ids.tolist(), new, strict=True))
+            return tuple(swapped.get(i, one) for i, one in enumerate(old))
+        result = np.array(old)
+        result[ids] = new
         return result
-    objects = list(value)
-    for i, row in zip(ids.tolist(), rows, strict=True):
-        objects[i] = row
-    return tuple(objects)
+
+    return map_parts(put, space, value, rows)

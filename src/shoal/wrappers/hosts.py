@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,7 +17,7 @@ from shoal.batch import Batch
 from shoal.memory.messages import RESTART_INFO
 from shoal.pool import Pool
 from shoal.support.checks import Ids, check_ids
-from shoal.wrappers.base import Bound, Rows, Transform, added_infos, bind_all, put_rows, take_rows
+from shoal.wrappers.base import Array, Bound, Rows, Transform, added_infos, bind_all, map_parts, put_rows, take_rows
 
 
 def wrap(envs: Any, *transforms: Transform) -> Any:
@@ -31,33 +32,42 @@ def wrap(envs: Any, *transforms: Transform) -> Any:
     raise TypeError(f"expected a Pool or a Gymnasium vector env, found {envs!r}; for others see shoal.dialects")
 
 
-def close_all(transforms: Sequence[Transform]) -> None:
-    """Close all transforms, even if one raises; then raise the first error."""
-    errors = []
-    for transform in transforms:
-        try:
-            transform.close()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+class _Transformed:
+    """Envs with transforms."""
+
+    def _bind(self, envs: Any, transforms: Sequence[Transform], *facts: Any) -> None:
+        """Bind the transforms to the envs; the facts are those that Bound has after the spaces."""
+        self.transforms = tuple(transforms)
+        bound = Bound(envs.num_envs, envs.single_observation_space, envs.single_action_space, *facts)
+        self.single_observation_space: Space[Any] = bind_all(self.transforms, bound)
+        self.observation_space: Space[Any] = batch_space(self.single_observation_space, envs.num_envs)
+        self._all_ids = np.arange(envs.num_envs)
+
+    def _show(self, actions: Any, ids: Ids) -> None:
+        for transform in self.transforms:
+            transform.send(actions, ids)
+
+    def _change(self, rows: Rows) -> None:
+        for transform in self.transforms:
+            transform.apply(rows)
+
+    def _close(self, close_envs: Callable[[], None]) -> None:
+        """Close the transforms, then the envs, even if one raises."""
+        with contextlib.ExitStack() as closing:
+            closing.callback(close_envs)
+            for transform in reversed(self.transforms):
+                closing.callback(transform.close)
 
 
-class WrappedPool:
+class WrappedPool(_Transformed):
     """A pool with transforms: all batches, partial ones too, go through them. Other attributes are the pool's own.
 
     `send`, `recv`, `step` and `reset` are called as the pool's.
     """
 
     def __init__(self, pool: Any, transforms: Sequence[Transform]):
-        self.pool, self.transforms = pool, tuple(transforms)
-        bound = Bound(
-            pool.num_envs, pool.single_observation_space, pool.single_action_space, lambda ids: pool.render(ids),
-            pool.specs.metadata, pool.specs.render_mode,
-        )  # fmt: skip
-        self.single_observation_space: Space[Any] = bind_all(self.transforms, bound)
-        self.observation_space: Space[Any] = batch_space(self.single_observation_space, pool.num_envs)
-        self._all_ids = np.arange(pool.num_envs)
+        self.pool = pool
+        self._bind(pool, transforms, lambda ids: pool.render(ids), pool.specs.metadata, pool.specs.render_mode)
 
     def __getattr__(self, name: str) -> Any:
         if name == "pool":  # not there yet
@@ -74,25 +84,21 @@ class WrappedPool:
         )
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
-        self._show(actions, env_ids)
+        self._show(actions, self._all_ids if env_ids is None else check_ids(env_ids, self.pool.num_envs))
         self.pool.send(actions, env_ids)
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
         return self._transformed(self.pool.recv(timeout, min_batch))
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
-        self._show(actions, None)
+        self._show(actions, self._all_ids)
         return self._transformed(self.pool.step(actions, timeout))
 
     def reset(self, env_ids: Any = None, **options: Any) -> Batch:
         return self._transformed(self.pool.reset(env_ids, **options))
 
     def close(self, timeout: float | None = 5.0) -> None:
-        """Close the transforms, then the pool."""
-        try:
-            close_all(self.transforms)
-        finally:
-            self.pool.close(timeout)
+        self._close(lambda: self.pool.close(timeout))
 
     def __enter__(self) -> WrappedPool:
         return self
@@ -102,11 +108,6 @@ class WrappedPool:
 
     def __repr__(self) -> str:
         return f"WrappedPool({self.pool!r}, {', '.join(type(one).__name__ for one in self.transforms)})"
-
-    def _show(self, actions: Any, env_ids: Any) -> None:
-        ids = self._all_ids if env_ids is None else check_ids(env_ids, self.pool.num_envs)
-        for transform in self.transforms:
-            transform.send(actions, ids)
 
     def _transformed(self, batch: Batch) -> Batch:
         if batch.mask.all():
@@ -119,10 +120,15 @@ class WrappedPool:
         obs = take_rows(self.pool.single_observation_space, batch.obs, at)
         info = {env_id: info for env_id, info in batch.info.items() if env_id in fields["env_id"]}
         found = self._apply(Batch(obs=obs, info=info, **fields))
-        spread = {
-            name: _spread(getattr(found, name), at, count) for name in ("obs", "reward", "terminated", "truncated")
-        }
-        return batch._replace(**spread, info={**batch.info, **found.info})
+
+        def spread(part: Array) -> Array:
+            whole = np.zeros((count, *part.shape[1:]), part.dtype)
+            whole[at] = part
+            return whole
+
+        flat = {name: spread(getattr(found, name)) for name in ("reward", "terminated", "truncated")}
+        obs = map_parts(spread, self.single_observation_space, found.obs)
+        return batch._replace(obs=obs, **flat, info={**batch.info, **found.info})
 
     def _apply(self, batch: Batch) -> Batch:
         row_of = {env_id: row for row, env_id in enumerate(batch.env_id.tolist())} if batch.info else {}
@@ -133,8 +139,7 @@ class WrappedPool:
             batch.env_id, len(batch.env_id) == self.pool.num_envs, batch.obs, batch.reward, batch.terminated,
             batch.truncated, batch.began, finals, {row: dict(info) for row, info in shown.items()},
         )  # fmt: skip
-        for transform in self.transforms:
-            transform.apply(rows)
+        self._change(rows)
         infos: dict[int, dict[str, Any]] = {}
         for row in sorted(rows.infos):
             env_id = int(batch.env_id[row])
@@ -146,20 +151,13 @@ class WrappedPool:
         )
 
 
-class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
+class WrappedVectorEnv(_Transformed, gymnasium.vector.VectorWrapper):
     """A Gymnasium vector env, Shoal's or any other, with transforms: its batches go through them."""
 
     def __init__(self, env: Any, transforms: Sequence[Transform]):
         super().__init__(env)
-        self.transforms = tuple(transforms)
-        bound = Bound(
-            env.num_envs, env.single_observation_space, env.single_action_space, self._images, env.metadata,
-            getattr(env, "render_mode", None),
-        )  # fmt: skip
-        self.single_observation_space = bind_all(self.transforms, bound)
-        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self._bind(env, transforms, self._images, env.metadata, getattr(env, "render_mode", None))
         self._mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self._all_ids = np.arange(env.num_envs)
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._last_obs: Any = None
         self._shown: dict[int, dict[str, Any]] = {}
@@ -187,8 +185,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         return rows.obs, self._infos(infos, rows)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        for transform in self.transforms:
-            transform.send(actions, self._all_ids)
+        self._show(actions, self._all_ids)
         obs, reward, terminated, truncated, infos = self.env.step(actions)
         done = terminated | truncated
         if self._mode is AutoresetMode.SAME_STEP:
@@ -214,8 +211,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         if ended.any():  # transforms look at the infos of these rows only
             self._shown = {row: _row_of(infos, int(ids[row])) for row in np.flatnonzero(ended).tolist()}
             rows.infos = {row: dict(info) for row, info in self._shown.items()}
-        for transform in self.transforms:
-            transform.apply(rows)
+        self._change(rows)
         return rows
 
     def _infos(self, infos: dict[str, Any], rows: Rows) -> dict[str, Any]:
@@ -233,22 +229,7 @@ class WrappedVectorEnv(gymnasium.vector.VectorWrapper):
         return infos
 
     def close(self, **options: Any) -> None:
-        """Close the transforms, then the envs."""
-        try:
-            close_all(self.transforms)
-        finally:
-            self.env.close(**options)
-
-
-def _spread(value: Any, at: Ids, count: int) -> Any:
-    """A batch of `count` rows with these at their places, and zeros elsewhere."""
-    if isinstance(value, dict):
-        return {key: _spread(part, at, count) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_spread(part, at, count) for part in value)
-    whole = np.zeros((count, *value.shape[1:]), value.dtype)
-    whole[at] = value
-    return whole
+        self._close(lambda: self.env.close(**options))
 
 
 def _last_info(info: dict[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,21 @@
-"""Episodes as they end: returns and lengths in the infos and in CSV files that Stable-Baselines' tools read.
+"""Episodes as they end: in the infos, in CSV files that Stable-Baselines' tools read, and as curves in a log.
 
-Monitor is for one env, MonitorEpisodes for all envs of a vector env.
+Monitor is for one env, MonitorEpisodes for all envs of a vector env. Loggers write means of episodes to TensorBoard,
+Weights & Biases or a log of your own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import importlib
 import json
 import os
+import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +23,14 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
+from shoal.memory.messages import RESTART_INFO
 from shoal.worker.measurement import MEASURING
 from shoal.wrappers.base import Bound, Rows, Transform
 
 EXTENSION = "monitor.csv"
+# Imported by name when a logger is made: `import shoal.wrappers` must import no framework.
+SUMMARY_WRITERS = ("torch.utils.tensorboard", "tensorboardX")
+WANDB = "wandb"
 
 
 class ResultsWriter:
@@ -65,7 +74,6 @@ class ResultsWriter:
         self.file_handler.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self.file_handler.close()
 
 
@@ -76,10 +84,6 @@ def _run_of(filename: str) -> Any:
             return json.loads(file.readline()[1:]).get("run")
     except (OSError, ValueError, AttributeError):
         return None
-
-
-def _episode(total: float, length: int, seconds: float) -> dict[str, Any]:
-    return {"r": round(total, 6), "l": length, "t": round(seconds, 6)}
 
 
 class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -125,7 +129,6 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.current_reset_info: dict[str, Any] = {}
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode."""
         if not self.allow_early_resets and not self.needs_reset:
             raise RuntimeError(
                 "the env was reset before its episode was over: allow that by Monitor(..., allow_early_resets=True)"
@@ -139,7 +142,6 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
-        """Step, and sum up the episode if it ends."""
         if self.needs_reset:
             raise RuntimeError("the episode is over: reset the env before its next step")
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -152,7 +154,7 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _summary(self, info: dict[str, Any]) -> dict[str, Any]:
         total, length, seconds = sum(self.rewards), len(self.rewards), time.time() - self.t_start
-        episode = _episode(total, length, seconds)
+        episode = {"r": round(total, 6), "l": length, "t": round(seconds, 6)}
         episode.update((key, info[key]) for key in self.info_keywords)
         self.episode_returns.append(total)
         self.episode_lengths.append(length)
@@ -163,7 +165,6 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         return episode
 
     def close(self) -> None:
-        """Close the env and the file."""
         try:
             super().close()
         finally:
@@ -223,17 +224,16 @@ class MonitorEpisodes(Transform):
     def apply(self, rows: Rows) -> None:
         """Add up rewards and lengths, and report the episodes that have ended."""
         ids: Any = slice(None) if rows.whole else rows.ids
-        resets = ~rows.stepped
         self.episode_returns[ids] += rows.reward
         self.episode_lengths[ids] += 1
         for row in np.flatnonzero(rows.done).tolist():
             rows.infos.setdefault(row, {})["episode"] = self._summary(int(rows.ids[row]), rows.infos.get(row, {}))
-        over = rows.ids[rows.done | resets]
+        over = rows.ids[rows.done | ~rows.stepped]
         self.episode_returns[over] = self.episode_lengths[over] = 0
 
     def _summary(self, env_id: int, info: dict[str, Any]) -> dict[str, Any]:
         total, length = float(self.episode_returns[env_id]), int(self.episode_lengths[env_id])
-        episode = _episode(total, length, time.time() - self.t_start)
+        episode = {"r": round(total, 6), "l": length, "t": round(time.time() - self.t_start, 6)}
         for key in self.info_keywords:
             if key not in info:
                 raise KeyError(f"info_keywords: the last info of env {env_id} has no {key!r}, only {sorted(info)}")
@@ -246,6 +246,178 @@ class MonitorEpisodes(Transform):
         return episode
 
     def close(self) -> None:
-        """Close the file."""
         if self.results_writer is not None:
             self.results_writer.close()
+
+
+# ---- curves --------------------------------------------------------------------------------------------------
+
+
+class EpisodeLogger(Transform):
+    """Base class of loggers: calls `write(values, step)` with means over the episodes that ended since the last call.
+
+    The values are "return" and "length" (means over those episodes), "episodes" and "restarts" (all so far), and
+    "steps_per_second" (of all envs together, since the last call); `step` counts the steps of all envs. Batches pass
+    unchanged.
+
+    Args:
+        every_seconds, every_steps: the least distance of two calls; 0 and 0: a call for each batch in which an episode
+            ends. The rest is written when the envs are closed.
+        prefix: of the values' names: "shoal" gives "shoal/return".
+
+    Attributes:
+        global_step: steps of all envs so far. Set it to continue an earlier run.
+    """
+
+    def __init__(self, every_seconds: float = 1.0, every_steps: int = 0, prefix: str = "shoal"):
+        if not every_seconds >= 0 or not every_steps >= 0:
+            raise ValueError(
+                f"every_seconds, every_steps: expected 0 or more, found {every_seconds!r}, {every_steps!r}"
+            )
+        self.every_seconds, self.every_steps, self.prefix = every_seconds, every_steps, prefix
+        self.global_step = 0
+        self._close_log: Callable[[], None] | None = None
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        space = super().bind(bound)
+        self._monitor = MonitorEpisodes(keep=sys.maxsize)  # each entry of the log clears it
+        self._monitor.bind(bound)
+        self._restarts = np.zeros(bound.num_envs, np.int64)
+        self._logged_at: float | None = None
+        self._steps_since = 0
+        return space
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes have ended."""
+        return self._monitor.episode_count
+
+    @property
+    def restarts(self) -> int:
+        """How many envs were lost and built anew, as their infos say."""
+        return int(self._restarts.sum())
+
+    def apply(self, rows: Rows) -> None:
+        if self._logged_at is None:
+            self._logged_at = time.perf_counter()
+        steps = int(np.count_nonzero(rows.stepped))
+        self.global_step += steps
+        self._steps_since += steps
+        for row, info in rows.infos.items():
+            if RESTART_INFO in info:
+                # The env counts itself, as transforms do not see all infos.
+                self._restarts[rows.ids[row]] = info[RESTART_INFO]["count"]
+        self._monitor.apply(replace(rows, infos={}))  # so that it does not change what the caller gets
+        self._log(self.every_seconds, self.every_steps)
+
+    def _log(self, seconds: float, steps: int) -> None:
+        """Write, if an episode has ended and so many seconds and steps have passed."""
+        returns, lengths = self._monitor.last_returns, self._monitor.last_lengths
+        if not returns or self._logged_at is None or self._steps_since < steps:
+            return
+        now = time.perf_counter()
+        if now - self._logged_at < seconds:
+            return
+        values = {
+            "return": float(np.mean(returns)),
+            "length": float(np.mean(lengths)),
+            "episodes": self.episodes,
+            "steps_per_second": self._steps_since / max(now - self._logged_at, 1e-9),
+            "restarts": self.restarts,
+        }
+        returns.clear()
+        lengths.clear()
+        self._logged_at, self._steps_since = now, 0
+        self.write({f"{self.prefix}/{name}": value for name, value in values.items()}, self.global_step)
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Log the values; derived classes do it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Write the rest, and close the log if it was opened here."""
+        try:
+            if hasattr(self, "bound"):
+                self._log(0.0, 0)
+        finally:
+            if self._close_log is not None:
+                close, self._close_log = self._close_log, None  # to finish a run twice is an error
+                close()
+
+
+class TensorBoardLogger(EpisodeLogger):
+    """Logs episodes to TensorBoard; EpisodeLogger says what is logged.
+
+    Args:
+        folder_or_writer: a folder for a writer of torch or tensorboardX, which is closed with the envs; or any object
+            with `add_scalar(tag, value, step)`, which stays open.
+
+    Raises:
+        ImportError: a folder was given, and neither is installed.
+    """
+
+    def __init__(self, folder_or_writer: Any, every_seconds: float = 1.0, every_steps: int = 0, prefix: str = "shoal"):
+        super().__init__(every_seconds, every_steps, prefix)
+        self.writer = folder_or_writer
+        if isinstance(folder_or_writer, str | os.PathLike):
+            self.writer = _summary_writer(os.fspath(folder_or_writer))
+            self._close_log = self.writer.close
+        elif not callable(getattr(folder_or_writer, "add_scalar", None)):
+            raise TypeError(f"expected a folder or an object with add_scalar, found {folder_or_writer!r}")
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+
+class WandbLogger(EpisodeLogger):
+    """Logs episodes to Weights & Biases; EpisodeLogger says what is logged.
+
+    W&B takes no step before the last one: log other values to the same run with `step=logger.global_step`.
+
+    Args:
+        run: a run, or any object with `log(values, step=...)`, which stays open. None: the active run, or one that is
+            made now and finished with the envs.
+        **init: for `wandb.init`, which is called if there are any, even if a run is active.
+
+    Raises:
+        ImportError: no run was given, and wandb is not installed.
+    """
+
+    def __init__(
+        self, run: Any = None, every_seconds: float = 1.0, every_steps: int = 0, prefix: str = "shoal", **init: Any
+    ):
+        super().__init__(every_seconds, every_steps, prefix)
+        if run is not None and init:
+            raise TypeError(f"{', '.join(init)}: for a run that is made, and one was given")
+        self.run, ours = (run, False) if run is not None else _wandb_run(init)
+        if not callable(getattr(self.run, "log", None)):
+            raise TypeError(f"expected a run or an object with log, found {self.run!r}")
+        if ours:
+            self._close_log = self.run.finish
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(values), step=step)
+
+
+def _summary_writer(folder: str) -> Any:
+    for name in SUMMARY_WRITERS:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(name).SummaryWriter(folder)
+    raise ImportError(
+        "TensorBoardLogger: to write to a folder, pip install tensorboardX, or torch and tensorboard; or give it an "
+        "object with add_scalar(tag, value, step)"
+    )
+
+
+def _wandb_run(init: Mapping[str, Any]) -> tuple[Any, bool]:
+    """A run, and whether it was made here."""
+    try:
+        wandb = importlib.import_module(WANDB)
+    except ImportError as error:
+        raise ImportError(
+            "WandbLogger: pip install wandb, or give it a run, which is any object with log(values, step=...)"
+        ) from error
+    active = wandb.run
+    run = active if active is not None and not init else wandb.init(**init)
+    return run, run is not active  # init may give the active one as well

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,12 @@ class CheckNan(Transform):
     def send(self, actions: Any, ids: Ids) -> None:
         """Look at actions, and keep them: a bad action may cause bad observations."""
         self._acted[ids] = True
-        nested = isinstance(self.bound.action_space, spaces.Dict | spaces.Tuple)
-        for name, array in _arrays_of_actions(actions, nested):
+        if not isinstance(self.bound.action_space, spaces.Dict | spaces.Tuple):  # so a list is a batch
+            try:
+                actions = np.asarray(actions)
+            except (ValueError, TypeError):
+                return  # no array at all: the envs raise a better error
+        for name, array in arrays_of(actions):
             if array.ndim == 0 or len(array) != len(ids):
                 continue  # the envs raise a better error
             kept = self._actions.get(name)
@@ -49,20 +51,19 @@ class CheckNan(Transform):
             self._look(f"the action{name}", array, ids, "the policy that chose it is to blame, not the env")
 
     def apply(self, rows: Rows) -> None:
-        """Look at observations and rewards."""
         self._steps[rows.ids] += 1
         self._steps[rows.ids[rows.began & ~rows.done]] = 0
         # First the ends of episodes, then the beginnings of the next ones.
-        self._look("the reward", rows.reward, rows.ids, None)
+        self._look("the reward", rows.reward, rows.ids)
         for row, final in rows.final_obs.items():
             for name, array in arrays_of(final):
-                self._look(f"the last observation{name}", array[None], rows.ids[row : row + 1], None)
+                self._look(f"the last observation{name}", array[None], rows.ids[row : row + 1])
         self._steps[rows.ids[rows.began]] = 0
         for name, array in arrays_of(rows.obs):
             if array.ndim and len(array) == len(rows.ids):
-                self._look(f"the observation{name}", array, rows.ids, None)
+                self._look(f"the observation{name}", array, rows.ids)
 
-    def _look(self, what: str, values: Array, ids: Ids, cause: str | None) -> None:
+    def _look(self, what: str, values: Array, ids: Ids, cause: str | None = None) -> None:
         if values.dtype.kind not in "fc":
             return
         # A sum is nan or infinite if any of its parts is. It reads each number once, and makes no array.
@@ -75,17 +76,18 @@ class CheckNan(Transform):
             self._report(what, values, bad, ids, cause)
 
     def _report(self, what: str, values: Array, bad: Array, ids: Ids, cause: str | None) -> None:
-        row, *place = np.argwhere(bad)[0].tolist()
+        places = np.argwhere(bad)
+        row, *place = places[0].tolist()
         env_id = int(ids[row])
-        others = np.unique(np.argwhere(bad)[:, 0])
+        others = np.unique(places[:, 0])[1:9]
         where = f" at {place}" if place else ""
         count = self._steps[env_id] + (cause is not None)  # an action is for the step to come
         step = f"step {count}" if count else "its reset"
-        number = values[tuple(np.argwhere(bad)[0])]
-        message = f"{what} of env {env_id} is {number}{where}, in {step} of its episode"
-        if len(others) > 1:
-            message += f" (and so in envs {ids[others[1:9]].tolist()})"
-        message += f"; {cause or self._blame(env_id)}"
+        also = f" (and so in envs {ids[others].tolist()})" if len(others) else ""
+        message = (
+            f"{what} of env {env_id} is {values[tuple(places[0])]}{where}, in {step} of its episode{also}; "
+            f"{cause or self._blame(env_id)}"
+        )
         if self.raise_exception:
             raise BadObservation(message)
         if not (self.warn_once and self._warned):
@@ -102,14 +104,3 @@ class CheckNan(Transform):
                 return f"its last action{name} was {action.tolist()}: that is the likely cause"
         shown = {name or "action": kept[env_id].tolist() for name, kept in self._actions.items()}
         return f"its last action was sound ({shown}): the env itself is to blame"
-
-
-def _arrays_of_actions(actions: Any, nested: bool) -> Iterator[tuple[str, Array]]:
-    """A list of actions is a batch. Only if the space is nested, it can be a tuple of batches."""
-    if nested:
-        yield from arrays_of(actions)
-        return
-    with contextlib.suppress(ValueError, TypeError):  # no array at all: the envs raise a better error
-        array = np.asarray(actions)
-        if array.dtype.kind in "fiubc":
-            yield "", array

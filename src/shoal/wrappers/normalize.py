@@ -13,10 +13,9 @@ from gymnasium import Space, spaces
 from shoal.ranks import Ranks
 from shoal.state.datafile import DataError
 from shoal.support.checks import number, positive_number
+from shoal.wrappers import running
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, part_of, put_rows, with_parts
-from shoal.wrappers.frame_stack import is_image
-from shoal.wrappers.running import RunningMeanStd, merge_ranks, standardized
-from shoal.wrappers.statistics_files import SETTINGS, data_of, read_statistics, write_statistics
+from shoal.wrappers.observations import is_image
 
 NO_MEAN = np.zeros(())  # rewards are scaled, but not shifted
 
@@ -41,7 +40,7 @@ class Normalize(Transform):
         statistics: the class of the statistics, RunningMeanStd or one that inherits from it.
     """
 
-    statistics = RunningMeanStd
+    statistics = running.RunningMeanStd
 
     def __init__(
         self,
@@ -86,26 +85,10 @@ class Normalize(Transform):
         if self.obs_rms is None:
             fresh = {part: self.statistics(shape=box.shape) for part, box in parts.items()}
             self.obs_rms = fresh.get(None, fresh)
-        self._check_shapes(parts)
+        _check_shapes(_by_part(self.obs_rms), parts)
         limit = self.clip_obs
         images = {p: spaces.Box(-limit, limit, box.shape, np.float32) for p, box in parts.items() if is_image(box)}
         return with_parts(space, images) if images else space
-
-    def _check_shapes(self, parts: dict[Part, Any]) -> None:
-        known = self._by_part()
-        if set(known) != set(parts):
-            raise ValueError(f"Normalize: it has statistics of {sorted(map(str, known))}, and the envs have {parts}")
-        for part, box in parts.items():
-            if np.shape(known[part].mean) != box.shape:
-                raise ValueError(
-                    f"Normalize: its statistics have the shape {np.shape(known[part].mean)}, and observations "
-                    f"{box.shape}{'' if part is None else f' at {part!r}'}"
-                )
-
-    def _by_part(self) -> dict[Part, Any]:
-        if self.obs_rms is None:
-            return {}
-        return self.obs_rms if isinstance(self.obs_rms, dict) else {None: self.obs_rms}
 
     # ---- batches ---------------------------------------------------------------------------------------------
 
@@ -121,7 +104,7 @@ class Normalize(Transform):
         self.old_reward = rows.reward
         if self.norm_obs:
             if self.training:
-                for part, statistics in self._by_part().items():
+                for part, statistics in _by_part(self.obs_rms).items():
                     statistics.update(part_of(rows.obs, part))
             rows.map_obs(self.normalize_obs)
         if self.training:
@@ -135,7 +118,7 @@ class Normalize(Transform):
                 self.sync()
 
     def _all_statistics(self) -> list[Any]:
-        return [*(rms for _, rms in sorted(self._by_part().items(), key=str)), self.ret_rms]
+        return [*(rms for _, rms in sorted(_by_part(self.obs_rms).items(), key=str)), self.ret_rms]
 
     def sync(self) -> None:
         """Merge the statistics of all ranks, exactly, so that each has the same afterwards. All ranks must call it.
@@ -145,7 +128,7 @@ class Normalize(Transform):
         """
         if self.ranks is None:
             raise ValueError("sync: which ranks? Make it by Normalize(ranks=shoal.ranks.current())")
-        merge_ranks(self._all_statistics(), self.ranks)
+        running.merge_ranks(self._all_statistics(), self.ranks)
         self.batches_since_sync = 0
 
     def _update_returns(self, rows: Rows) -> None:
@@ -171,19 +154,22 @@ class Normalize(Transform):
 
     def normalize_obs(self, obs: Any) -> Any:
         """Normalize one observation or a batch by the present statistics, without updating them."""
-        return self._with_each(obs, lambda x, rms: standardized(x, rms.mean, rms.var, self.epsilon, self.clip_obs))
+        return self._with_each(
+            obs, lambda x, rms: running.standardized(x, rms.mean, rms.var, self.epsilon, self.clip_obs)
+        )
 
     def _with_each(self, obs: Any, function: Callable[[Any, Any], Any]) -> Any:
         """The observations, with each part that is normalized replaced by `function(part, its statistics)`."""
         if not self.norm_obs:
             return copy.copy(obs)
-        return with_parts(obs, {part: function(part_of(obs, part), rms) for part, rms in self._by_part().items()})
+        known = _by_part(self.obs_rms)
+        return with_parts(obs, {part: function(part_of(obs, part), rms) for part, rms in known.items()})
 
     def normalize_reward(self, reward: Any) -> Array:
         """Normalize rewards by the present statistics, without updating them."""
         if not self.norm_reward:
             return np.asarray(reward).astype(np.float32)
-        return standardized(reward, NO_MEAN, self.ret_rms.var, self.epsilon, self.clip_reward)
+        return running.standardized(reward, NO_MEAN, self.ret_rms.var, self.epsilon, self.clip_reward)
 
     def unnormalize_obs(self, obs: Any) -> Any:
         """The counterpart of `normalize_obs`; clipped values stay clipped."""
@@ -205,9 +191,9 @@ class Normalize(Transform):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write settings and statistics to a file. It holds data, and no code."""
-        content = {name: getattr(self, name) for name in SETTINGS}
-        content |= {"obs_rms": data_of(self.obs_rms), "ret_rms": data_of(self.ret_rms)}
-        write_statistics(path, content)
+        content = {name: getattr(self, name) for name in running.SETTINGS}
+        content |= {"obs_rms": running.data_of(self.obs_rms), "ret_rms": running.data_of(self.ret_rms)}
+        running.write_statistics(path, content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Normalize:
@@ -216,9 +202,9 @@ class Normalize(Transform):
         Raises:
             DataError: it is neither.
         """
-        content = read_statistics(path)
+        content = running.read_statistics(path)
         try:
-            new = cls(**{name: content[name] for name in SETTINGS if name in content})
+            new = cls(**{name: content[name] for name in running.SETTINGS if name in content})
             new.set_statistics(content["obs_rms"], content["ret_rms"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{os.fspath(path)} has no normalization in it: {error}") from error
@@ -226,20 +212,32 @@ class Normalize(Transform):
 
     def set_statistics(self, obs_rms: Any, ret_rms: Any) -> None:
         """Replace the statistics by others, given as data. Raises ValueError, and keeps the old, if they do not fit."""
-        before: Any = self.obs_rms
-        new: Any = None
-        if obs_rms is not None and not isinstance(obs_rms, dict):
+        if not isinstance(obs_rms, dict | None):
             raise DataError(f"these are no statistics: {obs_rms!r:.100}")
-        if obs_rms is not None and isinstance(obs_rms.get("count"), float):
-            new = self.statistics.from_data(obs_rms)
-        elif obs_rms is not None:
-            new = {key: self.statistics.from_data(value) for key, value in obs_rms.items()}
-        returns = self.statistics.from_data(ret_rms)
-        self.obs_rms = new
+        new: Any = obs_rms
+        from_data = self.statistics.from_data
+        if obs_rms is not None:
+            one = isinstance(obs_rms.get("count"), float)
+            new = from_data(obs_rms) if one else {key: from_data(value) for key, value in obs_rms.items()}
+        returns = from_data(ret_rms)
         if hasattr(self, "bound") and self.norm_obs:
-            try:
-                self._check_shapes(box_parts(self.bound.observation_space, self.norm_obs_keys, "Normalize"))
-            except BaseException:
-                self.obs_rms = before
-                raise
-        self.ret_rms = returns
+            parts = box_parts(self.bound.observation_space, self.norm_obs_keys, "Normalize")
+            _check_shapes(_by_part(new), parts)
+        self.obs_rms, self.ret_rms = new, returns
+
+
+def _by_part(statistics: Any) -> dict[Part, Any]:
+    if statistics is None:
+        return {}
+    return statistics if isinstance(statistics, dict) else {None: statistics}
+
+
+def _check_shapes(known: dict[Part, Any], parts: dict[Part, Any]) -> None:
+    if set(known) != set(parts):
+        raise ValueError(f"Normalize: it has statistics of {sorted(map(str, known))}, and the envs have {parts}")
+    for part, box in parts.items():
+        if np.shape(known[part].mean) != box.shape:
+            raise ValueError(
+                f"Normalize: its statistics have the shape {np.shape(known[part].mean)}, and observations "
+                f"{box.shape}{'' if part is None else f' at {part!r}'}"
+            )

@@ -120,9 +120,7 @@ class RecordVideo(Transform):
         self.video_path = os.path.join(self.video_folder, name)
         os.replace(self._partial, self.video_path)
 
-    def close(self) -> None:
-        """Finish the video."""
-        self.stop()
+    close = stop
 
 
 def _get_writer() -> Any:

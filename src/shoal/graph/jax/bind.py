@@ -20,6 +20,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from shoal.errors import BadCall, PoolClosed
 from shoal.graph import host
 from shoal.graph.host import Arrays, GraphHost, Received, kept_errors
+from shoal.graph.jax.random_numbers import words_of
 
 Shapes = tuple[jax.ShapeDtypeStruct, ...]
 _shape: Any = jax.ShapeDtypeStruct
@@ -78,15 +79,12 @@ def bind(envs: Any, *, ordered: bool | None = None) -> Binding:
     """
     by_jax = jax.default_backend() != "cpu" if ordered is None else ordered
     # JAX copies what a callback returns before it goes on.
-    graph = _Graph(GraphHost(envs, _canonical, keeps=False), _OrderedCalls() if by_jax else _ThreadedCalls())
+    graph = _Graph(
+        GraphHost(envs, jax.dtypes.canonicalize_dtype, keeps=False), _OrderedCalls() if by_jax else _ThreadedCalls()
+    )
     binding = Binding(jnp.zeros((), jnp.uint32), graph.recv, graph.send, graph.step)
     binding.reset = graph.reset
     return binding
-
-
-def _canonical(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    found: np.dtype[Any] = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
-    return found
 
 
 class _Graph:
@@ -94,7 +92,8 @@ class _Graph:
 
     def __init__(self, one: GraphHost, calls: _OrderedCalls | _ThreadedCalls):
         self._host, self._calls = one, calls
-        self._id_type = _canonical(np.dtype(np.int64))
+        self._id_type = jax.dtypes.canonicalize_dtype(np.int64)
+        self._step = one.step
 
     def step(self, handle: Any, actions: Any) -> tuple[jax.Array, Received]:
         """Step all envs and wait for them."""
@@ -107,7 +106,7 @@ class _Graph:
         """Start a step of these envs, of all by default."""
         ids = [] if env_id is None else [jnp.asarray(env_id)]
         handle, values = _alone(handle, [*ids, *self._flat(actions)])
-        sent, _ = self._calls.call(self._callback("_send" if ids else "_send_all"), (), handle, values)
+        sent, _ = self._calls.call(self._callback("_send", bool(ids)), (), handle, values)
         return sent
 
     def recv(self, handle: Any) -> tuple[jax.Array, Received]:
@@ -135,23 +134,16 @@ class _Graph:
 
     # ---- callbacks ---------------------------------------------------------------------------------------------
 
-    def _callback(self, name: str, names: tuple[str, ...] = ()) -> _Callback:
-        return _Callback(weakref.ref(self), name, names)
-
-    def _step(self, *actions: Any) -> Arrays:
-        return self._host.step(*actions)
+    def _callback(self, name: str, *given: Any) -> _Callback:
+        return _Callback(weakref.ref(self), name, given)
 
     def _reset(self, names: tuple[str, ...], *values: Any) -> Arrays:
         given = {name: np.asarray(value).tolist() for name, value in zip(names, values, strict=True)}
         seed = _seed_of(given["words"]) if "words" in given else given.get("seed")
         return self._host.reset(given.get("ids"), seed)
 
-    def _send(self, ids: Any, *actions: Any) -> tuple[()]:
-        self._host.send(ids, *actions)
-        return ()
-
-    def _send_all(self, *actions: Any) -> tuple[()]:
-        self._host.send(None, *actions)
+    def _send(self, some: bool, *values: Any) -> tuple[()]:
+        self._host.send(*([] if some else [None]), *values)
         return ()
 
     def _recv(self) -> tuple[Any, ...]:
@@ -185,26 +177,23 @@ class _Callback:
 
     graph: weakref.ref[_Graph]
     name: str
-    names: tuple[str, ...]  # which arguments the values are, where that differs from call to call
+    given: tuple[Any, ...]  # arguments that are known when the graph is made: they say what the values are
 
     def __call__(self, *values: Any) -> Any:
         graph = self.graph()
         if graph is None:
             with kept_errors():
                 raise PoolClosed("the functions that `bind` has returned are gone: keep them, or bind again")
-        return getattr(graph, self.name)(*([self.names] if self.names else []), *values)
+        return getattr(graph, self.name)(*self.given, *values)
 
 
 def _seed_words(seed: Any) -> Any:
     """Write a seed, or a list of seeds and None, as uint32 [..., 3]: whether there is one, its low and high word."""
     one = np.ndim(seed) == 0
-    rows = []
-    for value in [seed] if one else seed:
-        number = 0 if value is None else operator.index(value)
-        if not 0 <= number < 1 << 64:
-            raise BadCall(f"seed: expected a whole number from 0 to 2**64 - 1, found {value!r}")
-        rows.append((value is not None, number & 0xFFFFFFFF, number >> 32))
-    return np.array(rows[0] if one else rows, np.uint32)
+    seeds = [seed] if one else list(seed)
+    given = np.array([[value is not None] for value in seeds], np.uint32)
+    rows = np.concatenate([given, words_of([0 if value is None else operator.index(value) for value in seeds])], -1)
+    return rows[0] if one else rows
 
 
 def _seed_of(words: list[Any]) -> Any:
@@ -240,12 +229,10 @@ class _OrderedCalls:
     ) -> tuple[jax.Array, Any]:
         """Return the next handle, and what the function returns. `begins`: any handle will do."""
         pieces = [_cut(value) for value in values]
-        if any(len(cut) > 1 for cut in pieces):
-            function = _Joined(
-                function, tuple((len(cut), value.shape) for cut, value in zip(pieces, values, strict=True))
-            )
+        parts = tuple((len(cut), value.shape) for cut, value in zip(pieces, values, strict=True))
+        joined: Any = _Joined(function, parts)
         flat = [piece for cut in pieces for piece in cut]
-        return handle + jnp.uint32(1), io_callback(function, shapes, *flat, ordered=True)
+        return handle + jnp.uint32(1), io_callback(joined, shapes, *flat, ordered=True)
 
 
 class _ThreadedCalls:
@@ -259,7 +246,6 @@ class _ThreadedCalls:
     def call(
         self, function: Any, shapes: Shapes, handle: Any, values: list[Any], begins: bool = False
     ) -> tuple[jax.Array, Any]:
-        """Return the next handle, and what the function returns. `begins`: any handle will do."""
         in_place: Any = _InPlace(function, self, begins)
         kinds = (_shape((), np.uint32), *shapes)
         handle, *answer = buffer_callback(in_place, kinds, has_side_effect=True)(handle, *values)
@@ -297,12 +283,8 @@ class _Joined(NamedTuple):
 
     def __call__(self, *pieces: Any) -> Any:
         left = iter(pieces)
-        whole = [[np.asarray(next(left)) for _ in range(count)] for count, _ in self.parts]
-        shapes = (shape for _, shape in self.parts)
-        return self.function(
-            *(cut[0] if len(cut) == 1 else np.concatenate(cut).reshape(shape)
-              for cut, shape in zip(whole, shapes, strict=True))
-        )  # fmt: skip
+        whole = [([np.asarray(next(left)) for _ in range(count)], shape) for count, shape in self.parts]
+        return self.function(*[cut[0] if len(cut) == 1 else np.concatenate(cut).reshape(shape) for cut, shape in whole])
 
 
 def _cut(value: jax.Array) -> list[jax.Array]:

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import BadCall, CannotSnapshot
-from shoal.graph.jax.protocols import Lane, read_leaf
-from shoal.graph.jax.random_numbers import FAST, draw, is_int, whole_seed, words_of
+from shoal.graph.jax.protocols import Lane, key_data, named, read_leaf, restored, shaped, where, zeros
+from shoal.graph.jax.random_numbers import FAST, draw, words_of
 from shoal.graph.jax.records import (
     COLLECTED,
     FunctionalOptions,
@@ -30,7 +30,6 @@ from shoal.graph.jax.records import (
     Trajectory,
     check_one_of,
 )  # fmt: skip
-from shoal.graph.jax.trees import key_data, named, restored, shaped, where, zeros
 from shoal.spaces.leaves import assemble
 
 Policy = Callable[[Any, Any, jax.Array], Any]
@@ -94,9 +93,8 @@ class BatchedFunctionalEnv:
         Returns:
             The state and the first observations.
         """
-        words = words_of(np.asarray(whole_seed(seed))) if is_int(seed) else seed
-        begun: Begun = self._call("_init", words)
-        return begun
+        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        return self._call("_init", words_of(seed) if whole else seed)  # type: ignore[no-any-return]
 
     def step(
         self, state: FunctionalState, action: Tree, mask: Any = None, last: FunctionalStep | None = None
@@ -109,8 +107,7 @@ class BatchedFunctionalEnv:
             last: the last answer, which the other lanes repeat. Without it they answer with their last observation,
                 reward 0 and False.
         """
-        stepped: Stepped = self._call("_masked_step", state, self._read(action), mask, last)
-        return stepped
+        return self._call("_masked_step", state, self._read(action), mask, last)  # type: ignore[no-any-return]
 
     def reset_rows(self, state: FunctionalState, mask: Any, seeds: Any = None, seeded: Any = None) -> Begun:
         """Begin a new episode in the lanes where `mask` is True.
@@ -127,8 +124,7 @@ class BatchedFunctionalEnv:
         words = None if seeds is None else words_of(seeds)
         if words is not None and words.shape != (self.num_envs, 2):
             raise BadCall(f"seeds: expected {self.num_envs}, one for each lane, found {len(words)}")
-        begun: Begun = self._call("_reset_rows", state, jnp.asarray(mask, bool), words, seeded)
-        return begun
+        return self._call("_reset_rows", state, jnp.asarray(mask, bool), words, seeded)  # type: ignore[no-any-return]
 
     def rollout(
         self,
@@ -156,8 +152,7 @@ class BatchedFunctionalEnv:
         for name in names:
             check_one_of("collect", name, COLLECTED)
         static = {"policy": policy, "steps": steps, "collect": names, "unroll": unroll}
-        done: tuple[FunctionalState, Trajectory] = self._call("_rollout", state, policy_params, key, **static)
-        return done
+        return self._call("_rollout", state, policy_params, key, **static)  # type: ignore[no-any-return]
 
     def prepare(self, state: FunctionalState) -> FunctionalState:
         """Let the state keep the starts of new episodes, for your own loops around `step`; rollouts do so themselves.
@@ -194,8 +189,7 @@ class BatchedFunctionalEnv:
         if set(saved) != {*wanted, "rng"}:
             raise CannotSnapshot(f"the state does not fit: it differs in {sorted({*wanted, 'rng'} ^ set(saved))[:4]}")
         leaves = [restored(name, saved[name], leaf) for name, leaf in wanted.items()]
-        state: FunctionalState = jax.tree.unflatten(jax.tree.structure(template), leaves)
-        return state
+        return jax.tree.unflatten(jax.tree.structure(template), leaves)  # type: ignore[no-any-return]
 
     # ---- how it is done ----------------------------------------------------------------------------------------
 
@@ -228,24 +222,19 @@ class BatchedFunctionalEnv:
     def _key(self, words: Any) -> jax.Array:
         """Make a key of a seed's low and high word."""
         key = jax.random.key(words[0], impl=self._impl)
-        whole: jax.Array = where(words[1] != 0, jax.random.fold_in(key, words[1]), key)
-        return whole
+        return where(words[1] != 0, jax.random.fold_in(key, words[1]), key)  # type: ignore[no-any-return]
 
     def _begin(self, keys: jax.Array, episode: jax.Array) -> tuple[Tree, Tree]:
         return jax.vmap(self._lane.start)(jax.vmap(jax.random.fold_in)(keys, 2 * episode))
 
-    def _advance(self, state: FunctionalState, action: Tree) -> Any:
+    def _step(self, state: FunctionalState, action: Tree, look: bool = True) -> Stepped:
+        """Step all lanes; without `look`, observations are not needed, and `state` has none."""
         # JAX drops what is not used: an env without noise pays for no keys.
         keys = jax.vmap(jax.random.fold_in)(state.keys, 2 * state.episode + 1)
         keys = jax.vmap(jax.random.fold_in)(keys, state.steps)
         inner, obs, reward, terminated, truncated, info = jax.vmap(self._lane.advance)(keys, state.inner, action)
         if self.options.max_episode_steps is not None:
             truncated |= state.steps + 1 >= self.options.max_episode_steps
-        return inner, obs, reward, terminated, truncated, info
-
-    def _step(self, state: FunctionalState, action: Tree, look: bool = True) -> Stepped:
-        """Step all lanes; without `look`, observations are not needed, and `state` has none."""
-        inner, obs, reward, terminated, truncated, info = self._advance(state, action)
         obs = obs if look else None
         # The rules of autoreset have their model in shoal/envs/autoreset.py.
         stays = (state.over != 0) & (self.autoreset != "same_step")
@@ -286,8 +275,7 @@ class BatchedFunctionalEnv:
         return (inner, obs), Spare(inner, obs, (spare.fresh | missing) & ~due)
 
     def _empty_spare(self, look: bool) -> Spare:
-        key = self._lane.key
-        keys = shaped((self.num_envs,), key.dtype)
+        keys = shaped((self.num_envs,), self._lane.key.dtype)
         inner, obs = zeros(jax.eval_shape(self._begin, keys, shaped((self.num_envs,), np.int32)))
         return Spare(inner, obs if look else None, jnp.zeros(self.num_envs, bool))
 
@@ -342,18 +330,14 @@ class BatchedFunctionalEnv:
 
         if state.spare is None and self.options.prepares and self.autoreset != "disabled":
             state = state._replace(spare=self._empty_spare(looks))
-        # Where observations are not needed, only the last step computes them, for the state.
-        blind = 0 if looks else steps - 1
+        if not looks:
+            state = state._replace(obs=None, spare=state.spare and state.spare._replace(obs=None))
+        turns = jnp.arange(steps if looks else steps - 1)
         carry = state, jnp.zeros(self.num_envs, jnp.float32)
-        if looks:
-            carry, kept = jax.lax.scan(lambda c, t: step(c, t, True), carry, jnp.arange(steps), unroll=unroll)
-        else:
-            carry = _blinded(carry)
-            carry, kept = jax.lax.scan(lambda c, t: step(c, t, False), carry, jnp.arange(blind), unroll=unroll)
-            carry = carry[0]._replace(spare=None), carry[1]
-            carry, at_last = step(carry, jnp.asarray(blind), True)
+        (state, total), kept = jax.lax.scan(lambda c, t: step(c, t, looks), carry, turns, unroll=unroll)
+        if not looks:  # only the last step computes observations, for the state
+            (state, total), at_last = step((state._replace(spare=None), total), jnp.asarray(steps - 1), True)
             kept = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), kept, at_last)
-        state, total = carry
         state = state._replace(spare=None if before.spare is None else state.spare or self._empty_spare(look=True))
         fields = {name: kept.get(name) for name in COLLECTED}
         return state, Trajectory(**fields, summary=self._summary(before, state, total, steps))
@@ -363,11 +347,8 @@ class BatchedFunctionalEnv:
     ) -> RolloutSummary:
         begun = after.episode - before.episode
         ended = begun + (after.over != 0) - (before.over != 0)
-        if self.autoreset == "next_step":
-            return RolloutSummary(reward, ended, steps - begun)
-        if self.autoreset == "same_step":
-            return RolloutSummary(reward, ended, jnp.full_like(begun, steps))
-        return RolloutSummary(reward, ended, after.steps - before.steps)
+        taken = {"next_step": steps - begun, "same_step": jnp.full_like(begun, steps)}
+        return RolloutSummary(reward, ended, taken.get(self.autoreset, after.steps - before.steps))
 
     def _read(self, action: Tree) -> Tree:
         """Return actions in the env's own types, nested as the space is."""
@@ -383,8 +364,3 @@ def functional(env: Any, num_envs: int, **options: Any) -> BatchedFunctionalEnv:
 
 def _over(terminated: jax.Array, truncated: jax.Array) -> jax.Array:
     return terminated.astype(jnp.uint8) * _TERMINATED + truncated.astype(jnp.uint8) * _TRUNCATED
-
-
-def _blinded(carry: tuple[FunctionalState, jax.Array]) -> tuple[FunctionalState, jax.Array]:
-    state, total = carry
-    return state._replace(obs=None, spare=state.spare and state.spare._replace(obs=None)), total

@@ -11,25 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.errors import BadAction, BadCall, BadEnv
-from shoal.graph.jax.trees import cast, named, shaped, strong, widest
-from shoal.spaces.leaves import Kind, Leaf, assemble, flatten, get_path
+from shoal.errors import BadAction, BadCall, BadEnv, CannotSnapshot
+from shoal.spaces.leaves import Kind, Leaf, assemble, flatten, get_path, part_of
 
 Tree = Any  # arrays, nested
 
 
 class _Protocol(NamedTuple):
-    """An env of any protocol in one form.
+    """An env of any protocol in one form."""
 
-    Attributes:
-        start: (key) -> state, obs.
-        advance: (key, state, action) -> state, obs, reward, terminated, truncated, info.
-        observation_space: the env's own; None if it is to be found from its observations.
-    """
-
-    start: Callable[[Any], tuple[Tree, Tree]]
-    advance: Callable[[Any, Tree, Tree], tuple[Tree, Tree, Any, Any, Any, Tree]]
-    observation_space: Any
+    start: Callable[[Any], tuple[Tree, Tree]]  # (key) -> state, obs
+    advance: Callable[..., Any]  # (key, state, action) -> state, obs, reward, terminated, truncated, info
+    observation_space: Any  # the env's own; None if it is to be found from its observations
     action_space: Any
 
 
@@ -44,7 +37,7 @@ class Lane:
         self.action_leaves = flatten(self.action_space)
         action = assemble(self.action_space, [shaped(a.shape, device_type(a)) for a in self.action_leaves])
         state, obs = self._traced("reset", self._speaks.start, key)
-        self._state = jax.tree.map(strong, state)
+        self._state = jax.tree.map(lambda x: shaped(x.shape, x.dtype), state)
         later = self._settle(action)
         self.observation_space = self._observations(obs, later)
         self.obs_leaves = flatten(self.observation_space)
@@ -92,19 +85,18 @@ class Lane:
                         f"{self._name}'s step must keep the shapes of its state: {name or 'it'} is {theirs.shape} "
                         f"after a step, and {mine.shape} after a reset"
                     )
-            wider = jax.tree.map(widest, self._state, after)
+            wider = jax.tree.map(_widest, self._state, after)
             if wider == self._state:
                 return obs
             self._state = wider
         raise BadEnv(f"{self._name}'s step gives its state other types in each step: cast them to fixed ones")
 
     def _cast_state(self, state: Tree) -> Tree:
-        return jax.tree.map(lambda x, fixed: cast(x, fixed.dtype), state, self._state)
+        return jax.tree.map(lambda x, fixed: _cast(x, fixed.dtype), state, self._state)
 
     def _observations(self, obs: Tree, later: Tree) -> Space[Any]:
         """Return the space of observations; if reset and step give different types, it has the wider ones."""
-        given = self._speaks.observation_space
-        what = f"{self._name}'s observation space"
+        given, what = self._speaks.observation_space, f"{self._name}'s observation space"
         space = _space_of(obs, what) if given is None else _space(given, what)
         leaves = flatten(space)
         for leaf in leaves:
@@ -118,17 +110,15 @@ class Lane:
         return _retyped(space, [np.dtype(jnp.promote_types(*pair)) for pair in pairs])
 
     def _cast_obs(self, obs: Tree) -> Tree:
-        parts = [cast(self._part(obs, leaf), device_type(leaf)) for leaf in self.obs_leaves]
+        parts = [_cast(self._part(obs, leaf), device_type(leaf)) for leaf in self.obs_leaves]
         return assemble(self.observation_space, parts)
 
     def _part(self, obs: Tree, leaf: Leaf) -> Any:
-        try:
-            return get_path(obs, leaf.path)
-        except (KeyError, IndexError, TypeError) as error:
-            raise BadEnv(f"{self._name}'s observations have no part {leaf.name}, which its space has") from error
+        return part_of(obs, leaf, f"an observation of {self._name}, unlike its space,", BadEnv)
 
 
 def _protocol(env: Any, params: Any) -> _Protocol:
+    params = getattr(env, "default_params", None) if params is None else params
     if all(callable(getattr(env, name, None)) for name in ("initial", "transition", "observation", "terminal")):
         return _func_env(env, params)
     kind = type(env)
@@ -159,8 +149,6 @@ def _protocol(env: Any, params: Any) -> _Protocol:
 
 
 def _func_env(env: Any, params: Any) -> _Protocol:
-    params = getattr(env, "default_params", None) if params is None else params
-
     def call(name: str, *args: Any) -> Any:
         # Without params, the method's own default is used: some methods have a class there.
         return _call(getattr(env, name), *args, *(() if params is None else (params,)))
@@ -181,7 +169,6 @@ def _func_env(env: Any, params: Any) -> _Protocol:
 
 
 def _gymnax(env: Any, params: Any, reset: Callable[..., Any], step: Callable[..., Any]) -> _Protocol:
-    params = getattr(env, "default_params", None) if params is None else params
     limit = getattr(params, "max_steps_in_episode", None)
 
     def start(key: Any) -> tuple[Tree, Tree]:
@@ -191,8 +178,8 @@ def _gymnax(env: Any, params: Any, reset: Callable[..., Any], step: Callable[...
     def advance(key: Any, state: Tree, action: Tree) -> Any:
         result = _call(step, key, state, action, params)
         if len(result) == 6:
-            obs, state, reward, terminated, truncated, info = result
-            return state, obs, reward, terminated, truncated, info
+            obs, state, *answer = result
+            return state, obs, *answer
         if len(result) != 5:
             raise BadEnv(
                 f"{type(env).__name__}'s step should return (obs, state, reward, done, info), or terminated and "
@@ -295,12 +282,8 @@ def _space_of(obs: Tree, what: str) -> Space[Any]:
     if not hasattr(obs, "dtype"):
         raise BadEnv(f"{what} cannot be told from observations of type {type(obs).__name__}: use dicts and tuples")
     dtype = np.dtype(obs.dtype)
-    low, high = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1) if dtype.kind == "b" else _limits(dtype)
+    low, high = {"f": (-np.inf, np.inf), "b": (0, 1)}.get(dtype.kind) or (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(low, high, tuple(obs.shape), dtype.type)
-
-
-def _limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 def _retyped(space: Space[Any], found: Sequence[np.dtype[Any]]) -> Space[Any]:
@@ -340,3 +323,73 @@ def read_leaf(action: Tree, leaf: Leaf, count: int) -> jax.Array:
     if value.dtype.kind not in allowed and value.dtype != device_type(leaf):
         raise BadAction(f"actions{leaf.name}: expected type {leaf.dtype}, found {value.dtype}")
     return value.astype(device_type(leaf))
+
+
+# ---- nested arrays ----------------------------------------------------------------------------------------
+
+
+def where(mask: Any, yes: Tree, no: Tree) -> Tree:
+    """Choose rows of one tree or of the other; a scalar is used for all rows."""
+
+    def choose(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(jnp.reshape(mask, mask.shape + (1,) * (b.ndim - mask.ndim)), a, b)
+
+    return jax.tree.map(choose, yes, no)
+
+
+def zeros(shapes: Tree) -> Tree:
+    """Make arrays of zeros, and keys of zeros, for a tree of shapes."""
+
+    def make(leaf: Any) -> Any:
+        plain = jax.eval_shape(key_data, leaf)
+        return _as_keys(jnp.zeros(plain.shape, plain.dtype), leaf)
+
+    return jax.tree.map(make, shapes)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _as_keys(data: Any, leaf: Any) -> Any:
+    """Return keys of the same kind as in the leaf, which may be only a shape; the data itself if it has no keys."""
+    if not _is_key(leaf):
+        return data
+    found: list[Any] = []
+    jax.eval_shape(lambda keys: found.append(jax.random.key_impl(keys)), leaf)
+    return jax.random.wrap_key_data(data, impl=found[0])
+
+
+def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _widest(mine: Any, theirs: Any) -> Any:
+    same = mine.dtype == theirs.dtype
+    return shaped(mine.shape, mine.dtype if same else jnp.promote_types(mine.dtype, theirs.dtype))
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    return value if jnp.issubdtype(dtype, jax.dtypes.extended) else jax.lax.convert_element_type(value, dtype)
+
+
+def named(tree: Tree) -> list[tuple[str, Any]]:
+    """Return the leaves with their paths as names, such as inner/x, in the tree's own order."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def key_data(leaf: Any) -> Any:
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def restored(name: str, value: Any, leaf: Any) -> Any:
+    plain = jax.eval_shape(key_data, leaf)
+    value = np.asarray(value)
+    if value.shape != plain.shape or value.dtype != plain.dtype:
+        raise CannotSnapshot(
+            f"the state does not fit: {name} is {value.dtype} {value.shape}, and here it is {plain.dtype} {plain.shape}"
+        )
+    return _as_keys(jnp.asarray(value), leaf)

@@ -99,24 +99,9 @@ def _counts(shape: tuple[int, ...]) -> jax.Array:
 
 
 FAST = define_prng_impl(
-    key_shape=(2,),
-    seed=_fast_seed,
-    split=_fast_split,
-    random_bits=_fast_bits,
-    fold_in=_fast_fold_in,
-    name="shoal_fast",
-    tag="shl",
-)
-
-
-def whole_seed(seed: Any) -> int:
-    if not 0 <= int(seed) < 1 << 64:
-        raise BadCall(f"seed: expected an int from 0 to 2**64 - 1, found {seed}")
-    return int(seed)
-
-
-def is_int(seed: Any) -> bool:
-    return isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    key_shape=(2,), seed=_fast_seed, split=_fast_split, random_bits=_fast_bits, fold_in=_fast_fold_in,
+    name="shoal_fast", tag="shl",
+)  # fmt: skip
 
 
 def words_of(seeds: Any) -> Any:

@@ -17,17 +17,13 @@ The package may import what `shoal.graph` may, and TensorFlow. Read `envs` first
 
 from __future__ import annotations
 
-try:
-    import tensorflow as _tf  # noqa: F401
-except ImportError as error:
-    from shoal.support.optional_dependencies import install
+from shoal.support.optional_dependencies import require
 
-    raise ImportError(f"envs inside of a TensorFlow graph need TensorFlow: {install('tensorflow')}") from error
+require("tensorflow", "envs inside of a TensorFlow graph need TensorFlow", "tensorflow")
 
-from shoal.graph.host import own_errors
-from shoal.graph.tensorflow.envs import InGraphBatchEnv, InGraphEnv
-from shoal.graph.tensorflow.functions import function
-from shoal.graph.tensorflow.simulation import Algorithm, Progress, SimulationSummary, simulate
+from shoal.graph.host import own_errors  # noqa: E402
+from shoal.graph.tensorflow.envs import InGraphBatchEnv, InGraphEnv, function  # noqa: E402
+from shoal.graph.tensorflow.simulation import Algorithm, Progress, SimulationSummary, simulate  # noqa: E402
 
 __all__ = [
     "Algorithm", "InGraphBatchEnv", "InGraphEnv", "Progress", "SimulationSummary", "function", "own_errors", "simulate",

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, TypeVar, cast
 
 import gymnasium
 import numpy as np
 import tensorflow as tf
 
-from shoal.errors import BadEnv
-from shoal.graph.host import Arrays, FlatBatch, GraphHost, kept_errors
-from shoal.graph.tensorflow.functions import as_written, eager_errors, refuse
+from shoal.errors import BadAction, BadEnv
+from shoal.graph.host import Arrays, FlatBatch, GraphHost, kept_errors, own_errors
 from shoal.pool import Pool
 from shoal.spaces.leaves import assemble, get_path
 
 _CPU = "CPU:0"  # where callbacks run, and the only device that has every type
 _BATCH_ENV = ("step", "reset", "__len__", "observation_space", "action_space")
 _thread = threading.local()
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def as_written(method: _F) -> _F:
+    """Keep autograph from converting a method that has nothing to convert."""
+    return cast(_F, tf.autograph.experimental.do_not_convert(method))
+
+
+def _eager_errors() -> AbstractContextManager[None]:
+    """Raise the envs' own errors from a call outside any graph. Within one, errors go on to the graph's caller."""
+    return own_errors() if tf.executing_eagerly() else contextlib.nullcontext()
+
+
+def _refuse(message: str) -> NoReturn:
+    """Raise BadAction in a form that `own_errors` finds again: autograph wraps errors that are raised in tracing."""
+    with kept_errors():
+        raise BadAction(message)
+    raise AssertionError("not reached")
 
 
 class _InGraph:
-    """The variables of envs in a graph, and the callbacks that fill them.
+    """The variables of envs in a graph, and the callbacks that fill them."""
 
-    Args:
-        lead: the axes before those of one env: (number of envs,), or () for a single one.
-    """
-
-    def __init__(self, envs: Any, lead: tuple[int, ...] | None):
-        host = _host_of(envs)
+    def __init__(self, envs: Any, single: bool = False):
+        # GraphHost refuses what has neither a pool nor a batch env's methods, and wrappers around a pool.
+        host: Any = GraphHost(envs) if _is_on_pool(envs) or not _is_batch(envs) else _BatchEnvHost(envs)
         self._envs, self._host = envs, host
-        self._lead = (host.num_envs,) if lead is None else lead
+        self._lead = () if single else (host.num_envs,)  # the axes before those of one env
         self.observation_space, self.action_space = host.observation_space, host.action_space
         self._types, action_types = host.types("TensorFlow", tf.as_dtype)
         with tf.device(_CPU):
@@ -58,7 +74,7 @@ class _InGraph:
         Returns:
             (observ, reward, done): the new values, which the variables hold too.
         """
-        with eager_errors(), tf.device(_CPU), tf.name_scope("step"):
+        with _eager_errors(), tf.device(_CPU), tf.name_scope("step"):
             given, stored = self._both_forms(action)
             answer = self._call(self._on_step, given, [variable.dtype for variable in self._answer])
             *observ, reward, terminated, truncated = answer
@@ -78,10 +94,13 @@ class _InGraph:
         if hasattr(self._envs, "close"):
             self._envs.close()
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._envs!r})"
+
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _both_forms(self, action: Any) -> tuple[list[Any], list[Any]]:
@@ -92,7 +111,7 @@ class _InGraph:
         for leaf, variable, value in zip(self._host.action_leaves, self._action, values, strict=True):
             tensor = tf.convert_to_tensor(value, dtype_hint=variable.dtype)
             if not tensor.shape.is_compatible_with(variable.shape):
-                refuse(f"actions{leaf.name}: expected shape {variable.shape}, found {tensor.shape}")
+                _refuse(f"actions{leaf.name}: expected shape {variable.shape}, found {tensor.shape}")
             cast_one = tensor if tensor.dtype == variable.dtype else tf.cast(tensor, variable.dtype)
             safe = np.can_cast(tensor.dtype.as_numpy_dtype, leaf.dtype, "safe")
             given.append(cast_one if safe else tensor)
@@ -108,19 +127,21 @@ class _InGraph:
             found = tf.numpy_function(callback, given, types)
         return list(found) if isinstance(found, list | tuple) else [found]
 
-    def _restart(self, ids: Any = None) -> Any:
+    def _restart(self, indices: Any = None) -> Any:
         """Reset these envs (None: all), and update just their rows."""
-        given = [] if ids is None else [ids]
-        *observ, reward = self._call(self._on_reset, given, [*self._types, tf.float32])
-        lead = self._lead if ids is None else (ids.shape[0],)
-        off = tf.zeros(self._lead if ids is None else tf.shape(ids), tf.bool)
-        with tf.control_dependencies([reward]):  # if it raises, nothing is assigned
-            for tensor, variable in zip((*observ, reward), (*self._observ, self.reward), strict=True):
-                tensor.set_shape([*lead, *variable.shape[len(self._lead) :]])
-                _update(variable, ids, tensor)
-            for flag in (self.done, self.terminated, self.truncated):
-                _update(flag, ids, off)
-        return self._host.nest(observ)
+        with _eager_errors(), tf.device(_CPU), tf.name_scope("reset"):
+            ids = None if indices is None else _as_ids(indices)
+            given = [] if ids is None else [ids]
+            *observ, reward = self._call(self._on_reset, given, [*self._types, tf.float32])
+            lead = self._lead if ids is None else (ids.shape[0],)
+            off = tf.zeros(self._lead if ids is None else tf.shape(ids), tf.bool)
+            with tf.control_dependencies([reward]):  # if it raises, nothing is assigned
+                for tensor, variable in zip((*observ, reward), (*self._observ, self.reward), strict=True):
+                    tensor.set_shape([*lead, *variable.shape[len(self._lead) :]])
+                    _update(variable, ids, tensor)
+                for flag in (self.done, self.terminated, self.truncated):
+                    _update(flag, ids, off)
+            return self._host.nest(observ)
 
     # ---- callbacks ---------------------------------------------------------------------------------------------
 
@@ -159,14 +180,11 @@ class InGraphBatchEnv(_InGraph):
     """
 
     def __init__(self, batch_env: Any):
-        super().__init__(batch_env, None)
+        super().__init__(batch_env)
         self.batch_size: int = self._host.num_envs
 
     def __len__(self) -> int:
         return self.batch_size
-
-    def __repr__(self) -> str:
-        return f"InGraphBatchEnv({self._envs!r})"
 
     @as_written
     def reset(self, indices: Any = None) -> Any:
@@ -178,8 +196,7 @@ class InGraphBatchEnv(_InGraph):
         Returns:
             their first observations [k, ...], in the order of `indices`.
         """
-        with eager_errors(), tf.device(_CPU), tf.name_scope("reset"):
-            return self._restart(None if indices is None else _as_ids(indices))
+        return self._restart(indices)
 
 
 class InGraphEnv(_InGraph):
@@ -201,7 +218,7 @@ class InGraphEnv(_InGraph):
         own = not _is_batch(env)
         envs = _pool_of_one(env) if own else env
         try:
-            super().__init__(envs, ())
+            super().__init__(envs, single=True)
             if self._host.num_envs != 1:
                 raise BadEnv(f"expected one env, found {self._host.num_envs} in {env!r}: use InGraphBatchEnv")
         except BaseException:
@@ -209,14 +226,10 @@ class InGraphEnv(_InGraph):
                 envs.close()
             raise
 
-    def __repr__(self) -> str:
-        return f"InGraphEnv({self._envs!r})"
-
     @as_written
     def reset(self) -> Any:
         """Reset the env, and return its first observation; reward is 0 then, and done False."""
-        with eager_errors(), tf.device(_CPU), tf.name_scope("reset"):
-            return self._restart()
+        return self._restart()
 
     def _on_step(self, *actions: Any) -> Any:
         return [array[0] for array in super()._on_step(*(np.asarray(action)[None] for action in actions))]
@@ -253,9 +266,9 @@ def _as_ids(indices: Any) -> Any:
     if ids.shape.rank == 1 and ids.shape[0] == 0:
         return tf.zeros([0], tf.int64)  # an empty list has no type of its own
     if not ids.dtype.is_integer:
-        refuse(f"expected the indices of envs, found {ids.dtype.name}; of a mask: tf.where(mask)[:, 0]")
+        _refuse(f"expected the indices of envs, found {ids.dtype.name}; of a mask: tf.where(mask)[:, 0]")
     if ids.shape.rank not in (None, 1):
-        refuse(f"expected indices of shape [k], found {ids.shape}")
+        _refuse(f"expected indices of shape [k], found {ids.shape}")
     return tf.cast(ids, tf.int64)
 
 
@@ -270,7 +283,6 @@ class _BatchEnvHost(FlatBatch):
         self._batch_env = batch_env
 
     def step(self, *actions: Any) -> Arrays:
-        """Step all envs with the leaves of an action."""
         with kept_errors():
             observ, reward, done, infos = self._batch_env.step(assemble(self.action_space, actions))
             cut = np.array([isinstance(info, dict) and bool(info.get("TimeLimit.truncated")) for info in infos])
@@ -278,7 +290,6 @@ class _BatchEnvHost(FlatBatch):
             return (*self._leaves(observ), np.array(reward, np.float32), ended & ~cut, ended & cut)
 
     def reset(self, ids: Any = None) -> Arrays:
-        """Reset envs (None: all)."""
         with kept_errors():
             return self._leaves(self._batch_env.reset(None if ids is None else np.asarray(ids)))
 
@@ -296,13 +307,39 @@ def _is_on_pool(envs: Any) -> bool:
     return isinstance(envs, Pool) or isinstance(getattr(envs, "pool", None), Pool)
 
 
-def _host_of(envs: Any) -> Any:
-    # GraphHost refuses what has neither a pool nor a batch env's methods, and wrappers around a pool.
-    return GraphHost(envs) if _is_on_pool(envs) or not _is_batch(envs) else _BatchEnvHost(envs)
-
-
 def _pool_of_one(env: Any) -> Pool:
-    made = isinstance(env, gymnasium.Env) or (
-        hasattr(env, "step") and not callable(env)
-    )  # the last is an env of the old gym
+    old_gym = hasattr(env, "step") and not callable(env)
+    made = isinstance(env, gymnasium.Env) or old_gym
     return Pool([lambda: env] if made else env, None if made else 1, backend="serial", autoreset="disabled")
+
+
+# ---- functions that raise the envs' own errors ---------------------------------------------------------------
+
+
+class _Function:
+    """A `tf.function` that raises the envs' own errors when it is called. All else is the `tf.function`'s."""
+
+    def __init__(self, graph: Any):
+        self._graph = graph
+        functools.update_wrapper(self, graph.python_function)
+
+    @as_written
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with own_errors():
+            return self._graph(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else _Function(self._graph.__get__(instance, owner))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._graph, name)
+
+
+def function(func: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Make a `tf.function`, with or without its options, that raises the errors of envs in it as they are.
+
+    After a plain `tf.function`, or around a whole program, `own_errors` does the same.
+    """
+    if func is None:
+        return functools.partial(function, **options)
+    return _Function(tf.function(func, **options))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from shoal.graph.tensorflow.envs import InGraphBatchEnv
-from shoal.graph.tensorflow.functions import as_written
+from shoal.graph.tensorflow.envs import InGraphBatchEnv, as_written
 
 
 class Algorithm:
@@ -32,16 +30,6 @@ class Algorithm:
     @as_written
     def end(self, indices: Any) -> None:
         """Episodes have ended in these envs, int64 [k]; it is not called for none."""
-
-
-class _Perform(Algorithm):
-    """An Algorithm out of a function from observations to actions."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        self._function = function
-
-    def perform(self, observ: Any) -> Any:
-        return self._function(observ)
 
 
 class Progress(NamedTuple):
@@ -86,7 +74,10 @@ def simulate(env: InGraphBatchEnv, policy: Any, steps: Any, state: Progress | No
     """
     if env.pool is not None and env.pool.autoreset == "same_step":
         raise ValueError('simulate resets envs itself, and the pool has autoreset="same_step": use "disabled"')
-    algorithm = policy if hasattr(policy, "perform") else _Perform(policy)
+    algorithm: Any = policy
+    if not hasattr(policy, "perform"):
+        algorithm = Algorithm()
+        algorithm.perform = policy
     zeros = Progress(tf.zeros([len(env)], tf.float32), tf.zeros([len(env)], tf.int32))
     start = zeros if state is None else Progress(*state)
 

@@ -1,19 +1,16 @@
 """Envs inside PyTorch: `TorchEnv` steps a pool by operators that `torch.compile(fullgraph=True)` keeps in the graph.
 
-It may import what `shoal.graph` may, and PyTorch. Read `env` first, then `operators` (what a compiler sees) and
-`carriers` (how arrays become tensors, on the CPU and on a GPU).
+It may import what `shoal.graph` may, and PyTorch. Read `env` first, then `carriers` (how arrays become tensors,
+on the CPU and on a GPU).
 """
 
 from __future__ import annotations
 
-try:
-    import torch as _torch  # noqa: F401
-except ImportError as error:
-    from shoal.support.optional_dependencies import install
+from shoal.support.optional_dependencies import require
 
-    raise ImportError(f"shoal.graph.torch needs PyTorch: {install('torch')}") from error
+require("torch", "shoal.graph.torch needs PyTorch", "torch")
 
-from shoal.graph.host import Received, StepAnswer
-from shoal.graph.torch.env import TorchEnv
+from shoal.graph.host import Received, StepAnswer  # noqa: E402
+from shoal.graph.torch.env import TorchEnv  # noqa: E402
 
 __all__ = ["Received", "StepAnswer", "TorchEnv"]

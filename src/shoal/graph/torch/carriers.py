@@ -33,14 +33,10 @@ def carrier_for(host: GraphHost, device: torch.device) -> OnHost | Pinned:
 
 
 class OnHost:
-    """Makes tensors of arrays, and arrays of tensors, in the same memory.
-
-    Args:
-        lends: whether arrays may be frames of the pool, which can begin at any address.
-    """
+    """Makes tensors of arrays, and arrays of tensors, in the same memory."""
 
     def __init__(self, lends: bool):
-        self._lends = lends
+        self._lends = lends  # whether arrays may be frames of the pool, which can begin at any address
 
     def tensors(self, arrays: Sequence[npt.NDArray[Any]]) -> tuple[Tensor, ...]:
         """Make tensors, which keep the arrays alive, and with them a frame that the pool has lent."""

@@ -1,19 +1,39 @@
-"""A pool with tensors for observations, rewards and actions."""
+"""A pool with tensors for observations, rewards and actions, by operators that a compiler puts into its graph.
+
+Each env has a handle, a small tensor that holds its number and counts its calls. Every operator declares that it
+changes the handle: so a compiler keeps all calls of one env, in their order, whether or not their results are used.
+
+An operator that changes an argument may return many tensors, but not a list of them: there is a set of operators for
+each number of leaves. What a fake kernel must know about its outputs is part of the call, as the text `layout`:
+compilers keep graphs on disk under the text of their calls, and in another program the env of the same number may have
+other shapes.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
+import itertools
+import weakref
+from collections import namedtuple
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shoal.errors import BadAction
-from shoal.graph.host import GraphHost, Received, StepAnswer
+from shoal.errors import BadAction, PoolClosed
+from shoal.graph.host import GraphHost, Received, StepAnswer, own_errors
 from shoal.graph.torch.carriers import carrier_for, type_of
-from shoal.graph.torch.operators import Bridge, describe_outputs, operators
+
+_untyped: Any = torch
+_numbers = itertools.count(1)
+_envs: dict[int, weakref.ref[TorchEnv]] = {}
+_library = _untyped.library.Library("shoal", "FRAGMENT")
+_Operators = namedtuple("_Operators", "reset step send recv")
+_ANSWER = (torch.float32, torch.bool, torch.bool)  # reward, terminated, truncated
 
 
 class TorchEnv:
@@ -50,14 +70,19 @@ class TorchEnv:
         self.single_observation_space, self.observation_space = specs.single_observation_space, specs.observation_space
         self.single_action_space, self.action_space = specs.single_action_space, specs.action_space
         self.device = _checked_device(device)
-        self._bridge = Bridge(host, carrier_for(host, self.device))
-        self._handle = self._bridge.handle
+        self._host, self._carrier = host, carrier_for(host, self.device)
+        number = next(_numbers)
+        _envs[number] = weakref.ref(self, lambda _: _envs.pop(number, None))
+        with torch.inference_mode(False):  # so that the handle can be used inside and outside inference mode
+            self._handle = torch.tensor([number, 0], dtype=torch.int64, device="cpu")
         # Compiled code depends on these plain values, and not on Gymnasium spaces: so envs with the same values share
         # one compiled graph.
-        self._layout = describe_outputs(host, obs_types, self.device)
+        names = [str(kind).removeprefix("torch.") for kind in obs_types]
+        leaves = [(name, tuple(map(int, leaf.shape))) for name, leaf in zip(names, host.obs_leaves, strict=True)]
+        self._layout = repr((str(self.device), self.num_envs, self.batch_size, leaves))
         self._nesting = host.nest([None] * len(host.obs_leaves))
         self._action_paths = [leaf.path for leaf in host.action_leaves]
-        self._ops = operators(len(host.obs_leaves))
+        self._ops = _operators(len(host.obs_leaves))
 
     def __repr__(self) -> str:
         return f"TorchEnv({self.pool!r}, device={str(self.device)!r})"
@@ -103,7 +128,7 @@ class TorchEnv:
     def __enter__(self) -> TorchEnv:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -155,3 +180,113 @@ def _as_ids(env_ids: Any) -> Tensor | None:
     if env_ids is None or isinstance(env_ids, Tensor):
         return env_ids
     return torch.as_tensor(env_ids, dtype=torch.int64, device="cpu")
+
+
+# ---- operators: kernels, and their fakes, which only say what shapes they return ---------------------------------
+
+
+def _env_of(handle: Tensor) -> TorchEnv:
+    """Return the env of a handle, and count the call in the handle."""
+    numbers = handle.numpy()
+    found = _envs.get(numbers.item(0))
+    env = None if found is None else found()
+    if env is None:
+        raise PoolClosed("the TorchEnv of this graph is gone: keep it for as long as the graph is used")
+    numbers[1] += 1
+    return env
+
+
+class _Layout(NamedTuple):
+    """What operators return: for each leaf of the observation its type, and its shape for one env."""
+
+    device: torch.device
+    num_envs: int
+    batch_size: int
+    leaves: list[tuple[torch.dtype, tuple[int, ...]]]
+
+    def fake(self, rows: Any, before: Sequence[torch.dtype] = (), after: Sequence[torch.dtype] = ()) -> Any:
+        """Make empty observations, and arrays of numbers before and after them."""
+        kinds = [*[(kind, ()) for kind in before], *self.leaves, *[(kind, ()) for kind in after]]
+        return tuple([torch.empty((rows, *shape), dtype=kind, device=self.device) for kind, shape in kinds])
+
+
+@functools.lru_cache
+def _read_layout(text: str) -> _Layout:
+    device, num_envs, batch_size, leaves = ast.literal_eval(text)
+    typed = [(getattr(torch, kind), shape) for kind, shape in leaves]
+    return _Layout(torch.device(device), num_envs, batch_size, typed)
+
+
+def _reset(
+    handle: Tensor, layout: str, seed: int | None, seeds: Sequence[int] | None, env_ids: Tensor | None
+) -> Tensor | tuple[Tensor, ...] | None:
+    env = _env_of(handle)
+    with own_errors():
+        obs = env._host.reset(_as_array(env_ids), seed if seeds is None else list(seeds))
+        return _as_declared(env._carrier.tensors(obs))
+
+
+def _fake_reset(handle: Tensor, layout: str, seed: Any, seeds: Any, env_ids: Tensor | None) -> Any:
+    outputs = _read_layout(layout)
+    return _as_declared(outputs.fake(outputs.num_envs if env_ids is None else env_ids.shape[0]))
+
+
+def _as_array(env_ids: Tensor | None) -> npt.NDArray[Any] | None:
+    return None if env_ids is None else env_ids.cpu().numpy()
+
+
+def _as_declared(leaves: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...] | None:
+    """Operators return a single tensor as it is, and None in place of no tensor."""
+    return leaves if len(leaves) > 1 else leaves[0] if leaves else None
+
+
+def _step(handle: Tensor, layout: str, actions: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    env = _env_of(handle)
+    return env._carrier.tensors(env._host.exchange(env._carrier.arrays(actions)))
+
+
+def _fake_step(handle: Tensor, layout: str, actions: Sequence[Tensor]) -> Any:
+    outputs = _read_layout(layout)
+    return outputs.fake(outputs.num_envs, after=_ANSWER)
+
+
+def _send(handle: Tensor, layout: str, env_ids: Tensor | None, actions: Sequence[Tensor]) -> None:
+    env = _env_of(handle)
+    with own_errors():
+        env._host.send(_as_array(env_ids), *env._carrier.arrays(actions))
+
+
+def _recv(handle: Tensor, layout: str) -> tuple[Tensor, ...]:
+    env = _env_of(handle)
+    with own_errors():
+        ids, answer = env._host.recv()
+        return env._carrier.tensors((ids, *answer))
+
+
+def _fake_recv(handle: Tensor, layout: str) -> Any:
+    outputs = _read_layout(layout)
+    return outputs.fake(outputs.batch_size, before=(torch.int64,), after=_ANSWER)
+
+
+@functools.cache
+def _operators(leaves: int) -> _Operators:
+    """Define them, though not by `torch.library.custom_op`: its Python takes longer than a step of many small envs."""
+
+    def define(name: str, arguments: str, returns: int, real: Any, fake: Any) -> Any:
+        full = f"{name}_{leaves}"
+        results = ", ".join(["Tensor"] * returns)
+        # An operator that waits for envs cannot be part of a CUDA graph.
+        tags = [getattr(torch.Tag, tag) for tag in ("cudagraph_unsafe",) if hasattr(torch.Tag, tag)]
+        _library.define(f"{full}(Tensor(a!) handle, str layout{arguments}) -> ({results})", tags=tags)
+        _library.impl(full, real, "CompositeExplicitAutograd")
+        # Past autograd: actions may require a gradient, and get none from the envs.
+        _library.impl(full, torch.library.fallthrough_kernel, "Autograd")
+        torch.library.register_fake(f"shoal::{full}", fake, lib=_library)
+        return getattr(torch.ops.shoal, full).default
+
+    return _Operators(
+        define("reset", ", SymInt? seed, SymInt[]? seeds, Tensor? env_ids", leaves, _reset, _fake_reset),
+        define("step", ", Tensor[] actions", leaves + 3, _step, _fake_step),
+        define("send", ", Tensor? env_ids, Tensor[] actions", 0, _send, lambda *_: None),
+        define("recv", "", leaves + 4, _recv, _fake_recv),
+    )
