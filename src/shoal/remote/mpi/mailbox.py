@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.remote.bell import BellMemory, MachineBells, home_of_this_process
-from shoal.remote.poll_backoff import PollBackoff, PollTimes
+from shoal.remote.bell import Home, MachineBells, PollBackoff, PollTimes, home_of_this_process
 from shoal.support import processes
 from shoal.support.cores import usable_cores
 
@@ -32,13 +31,9 @@ TIMES = PollTimes(soon=0.6, spin=300e-6, longest=2e-3, woken=2e-3)
 class Mailbox:
     """Sends and receives bytes without blocking.
 
-    Messages of one rank are received in the order in which they were sent. Any thread may call `post`, and one thread
-    calls the other methods. Two threads may use two mailboxes of one communicator.
-
-    Args:
-        comm: a communicator of mpi4py.
-        tag: receive messages with this tag only; None for all tags.
-        bells: to ring a rank for each message to it.
+    Messages of one rank are received in the order in which they were sent, only those with the given tag if there is
+    one. Any thread may call `post`, which rings the rank, and one thread calls the other methods. Two threads may use
+    two mailboxes of one communicator of mpi4py.
     """
 
     def __init__(self, comm: Any, tag: int | None = None, bells: MachineBells | None = None):
@@ -113,21 +108,14 @@ class Mailbox:
 
 @dataclass(frozen=True)
 class Peer:
-    """A serving rank, as it introduces itself.
+    """A serving rank, as it introduces itself."""
 
-    Attributes:
-        rank: among all that mpiexec has started, which is what mpiexec calls it.
-        home: what tells whether two processes see each other: the machine, and its table of processes.
-        pid, started: its number there, and when it started; None where the others cannot see it.
-        cores: that it may use.
-    """
-
-    rank: int
+    rank: int  # among all that mpiexec has started, which is what mpiexec calls it
     node: str
-    home: tuple[str, str]
-    pid: int | None
-    started: int | None
-    cores: int
+    home: Home
+    pid: int | None  # None where the others cannot see it
+    started: int | None  # when it started, for others that see its pid
+    cores: int  # that it may use
 
     @classmethod
     def me(cls) -> Peer:
@@ -146,14 +134,6 @@ class Peer:
     def gone_for(self, other: Peer) -> bool:
         """Whether the other one can see that this one is gone."""
         return self.pid is not None and self.home == other.home and processes.started(self.pid) != self.started
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """What rank 0 tells the other ranks when it makes its first pool: where bells are, and where to find modules."""
-
-    bells: BellMemory
-    path: list[str]
 
 
 def new_tag(count: int) -> int:
