@@ -194,7 +194,6 @@ class RemoteBackend(Backend):
             self.lose(worker, HostLost(f"{failed}: {type(error).__name__}: {error}"))
 
     def lose(self, worker: RemoteWorker, lost: HostLost) -> None:
-        """Note that a worker's host is lost."""
         running = worker.state in ("starting", "running")
         worker.lose(lost)
         if running:

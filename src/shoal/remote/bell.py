@@ -158,7 +158,6 @@ class PollBackoff:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a wait."""
         self._since, self._expected, self._first = time.perf_counter(), self.times.soon * min(self._waits), True
 
     def came(self) -> None:

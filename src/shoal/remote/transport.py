@@ -90,11 +90,7 @@ def host_died(
 
 
 def in_words(env_ids: range) -> str:
-    """Neighbouring envs in words."""
     return f"env {env_ids.start}" if len(env_ids) == 1 else f"envs {env_ids.start} to {env_ids.stop - 1}"
-
-
-# ---- options -------------------------------------------------------------------------------------------------
 
 
 def checked(kind: type[Options], given: Mapping[str, Any]) -> Options:
@@ -113,12 +109,10 @@ def checked(kind: type[Options], given: Mapping[str, Any]) -> Options:
 
 
 def one_of(*choices: str) -> Any:
-    """A check that a value is one of these."""
     return partial(check_choice, allowed=choices)
 
 
 def dictionary(name: str, value: Any) -> None:
-    """Raise ValueError unless the value is a dict."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{name}: expected a dict, found {value!r}")
 

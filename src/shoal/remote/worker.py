@@ -65,7 +65,7 @@ class RemoteWorker(Worker):
 
     @property
     def bell(self) -> SilentBell:
-        return SilentBell()  # Dispatcher.ring tells of new requests
+        return SilentBell()  # the backend is prompted when there are new requests
 
     @property
     def replaceable(self) -> bool:
@@ -176,7 +176,6 @@ class RemoteWorker(Worker):
         self._next_number += 1
 
     def post(self, data: bytes) -> None:
-        """Send a message to the host."""
         if self._link is not None and self._lost is None:
             self._link.post(data)
 

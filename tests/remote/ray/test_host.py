@@ -48,9 +48,8 @@ class Link:
             if data is not messages[-1]:
                 eventually(lambda: self._actor._host._early)
 
-    def _answered(self, future: Future[list[Any]]) -> None:
-        for answer in future.result():
-            self._deliver(answer)
+    def _answered(self, future: Future[Any]) -> None:
+        self._deliver(future.result())
 
     def peek(self) -> None:
         self._deliver(self._actor.peek())

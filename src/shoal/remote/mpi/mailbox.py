@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import threading
 import time
 from dataclasses import dataclass
@@ -56,7 +55,6 @@ class Mailbox:
         return bool(self._receiving or (self._sending and not self._all_ring))
 
     def post(self, rank: int, tag: int, data: Any) -> None:
-        """Send a message."""
         request = self._comm.Isend([data, self._mpi.BYTE], rank, tag)
         if self._bells is not None:
             self._bells.ring(rank)
@@ -111,29 +109,25 @@ class Peer:
     """A serving rank, as it introduces itself."""
 
     rank: int  # among all that mpiexec has started, which is what mpiexec calls it
-    node: str
     home: Home
-    pid: int | None  # None where the others cannot see it
-    started: int | None  # when it started, for others that see its pid
+    pid: int
+    started: int | None  # when, for others that see its pid
     cores: int  # that it may use
 
     @classmethod
     def me(cls) -> Peer:
-        """This process."""
-        home = home_of_this_process()
-        pid = os.getpid() if home[1] else None
-        started = None if pid is None else processes.started(pid)
-        rank = int(_mpi().COMM_WORLD.Get_rank())
-        return cls(rank, platform.node(), home, pid, started, usable_cores())
+        rank, pid = int(_mpi().COMM_WORLD.Get_rank()), os.getpid()
+        return cls(rank, home_of_this_process(), pid, processes.started(pid), usable_cores())
 
     @property
     def where(self) -> str:
         """The place in words, as they follow "on node"."""
-        return f"{self.node}, rank {self.rank}"
+        return f"{self.home[0]}, rank {self.rank}"
 
     def gone_for(self, other: Peer) -> bool:
         """Whether the other one can see that this one is gone."""
-        return self.pid is not None and self.home == other.home and processes.started(self.pid) != self.started
+        visible = self.home[1] and self.home == other.home
+        return bool(visible) and processes.started(self.pid) != self.started
 
 
 def new_tag(count: int) -> int:

@@ -22,23 +22,13 @@ from shoal.errors import StartError
 from shoal.ranks import MpiRanks, mpi_is_up, told_by_launcher, without_launcher
 from shoal.remote.bell import BellMemory, MachineBells, PollBackoff
 from shoal.remote.mpi.mailbox import HELLO, INVITATION, ORDERS, TIMES, URGENT, Mailbox, Peer, new_tag
-from shoal.remote.transport import (
-    Deliver,
-    HostLost,
-    checked,
-    host_backend,
-    host_died,
-    in_words,
-    seconds,
-    worker_count,
-)
+from shoal.remote.transport import Deliver, HostLost, checked, host_backend, host_died, in_words, seconds, worker_count
 from shoal.remote.wire import pack_words
 from shoal.support.optional_dependencies import install
 
 MEET_TIMEOUT = 20.0  # seconds
 WATCH_EVERY = 0.1  # seconds between two looks at whether the ranks of this machine are running
 LEAVE_TIMEOUT = 2.0  # seconds until the last messages to the ranks must be sent
-START_EXAMPLE = "mpiexec -n 3 python script.py (rank 0 drives, the two others serve)"
 GONE = (
     "has ended without a word: it was killed, or an env ended its process, or native code of an env crashed; mpiexec "
     "says by which exit code or signal, and ends the job, as MPI cannot replace a rank"
@@ -112,11 +102,6 @@ class MpiLink:
         self.posted += 1
         self.driver.post(self.rank, URGENT, pack_words("peek", self.tag))
 
-    def take(self, data: Any) -> None:
-        """Deliver an answer."""
-        self.answered += 1
-        self.deliver(data)
-
     def lose(self, why: str) -> None:
         """Deliver that no answer will come any more."""
         self.answered = self.posted
@@ -147,8 +132,6 @@ class Driver:
         self._old_handler: Any = None
         atexit.register(self.close)
 
-    # ---- meeting -----------------------------------------------------------------------------------------------
-
     def check(self, num_envs: int, num_workers: int | None) -> None:
         """Raise StartError unless this is rank 0, and the number of ranks fits the envs."""
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
@@ -159,7 +142,8 @@ class Driver:
             )
         if size == 1:
             raise StartError(
-                f'backend="mpi" needs serving ranks beside this one, and there are none: start it by {START_EXAMPLE}'
+                'backend="mpi" needs serving ranks beside this one, and there are none: start it by mpiexec -n 3 '
+                "python script.py (rank 0 drives, the two others serve)"
             )
         if num_workers is None and size - 1 > num_envs:
             raise StartError(
@@ -214,8 +198,6 @@ class Driver:
         load = Counter(link.rank for link in self._all_links())
         return sorted(sorted(self.peers, key=lambda rank: (load[rank], rank))[:count])
 
-    # ---- hosts -------------------------------------------------------------------------------------------------
-
     def open(self, rank: int, index: int, env_ids: range, deliver: Deliver) -> MpiLink:
         """Begin to start a host in a rank. Raises StartError if the rank has ended."""
         if self.peers[rank].gone_for(self._me):
@@ -234,7 +216,6 @@ class Driver:
         self.post(link.rank, URGENT, pack_words("kill", link.tag))
 
     def post(self, rank: int, tag: int, data: bytes) -> None:
-        """Send a message."""
         if self._mail is not None and not self._over:
             self._mail.post(rank, tag, data)
             if not self._backoff.woken:
@@ -259,7 +240,8 @@ class Driver:
             for rank, tag, data in messages:
                 link = self._links.get((rank, tag))
                 if link is not None:
-                    link.take(data)
+                    link.answered += 1
+                    link.deliver(data)
             if time.monotonic() > next_watch:
                 next_watch = time.monotonic() + WATCH_EVERY
                 for link in self._lost_links():
@@ -317,9 +299,6 @@ def driver_of(comm: Any, timeout: float = MEET_TIMEOUT) -> Driver:
     if comm.handle not in _drivers:
         _drivers[comm.handle] = Driver(comm)
     return _drivers[comm.handle]
-
-
-# ---- the start of MPI ----------------------------------------------------------------------------------------
 
 
 def join(comm: Any, timeout: float = MEET_TIMEOUT) -> Any:

@@ -12,7 +12,6 @@ import collections
 import contextlib
 import importlib
 import itertools
-import pickle
 import queue
 import re
 import sys
@@ -32,17 +31,14 @@ IDLE_LOOK = 1.0  # seconds between two looks at whether links were killed
 BY_BUFFER = 1 << 16  # bytes; a larger message travels as an array
 SWITCH_INTERVAL = 500e-6  # seconds for which an env that computes can keep threads with messages from the interpreter
 SHORTEST_POLL = 50e-6  # seconds to wait for local workers until the next look for messages
-_Letter = tuple[Any, Callable[[list[bytes]], None]]  # a message, and what to do with its answer
+_Letter = tuple[Any, Callable[[bytes], None]]  # a message, and what to do with its answer
 SLOT_BYTES = 1 << 15  # the size of the largest message
-TOO_LARGE = b""  # in place of answers that must be fetched by a call
+TOO_LARGE = b""  # in place of an answer that must be fetched by a call
 SLOTS = 4  # the number of messages that can be unread at a time
 MAX_CHANNELS = 256  # of one process: Ray keeps the memory of each for as long as the process is connected
 SLOT_TIMEOUT = 1.0  # seconds; a slot must be free already, unless the reader was killed in the middle of a read
 TIMES = PollTimes(soon=0.9, spin=100e-6, longest=20e-3, woken=0.1)
 _opened: collections.Counter[str] = collections.Counter()  # by cluster
-
-
-# ---- the short way -------------------------------------------------------------------------------------------
 
 
 def import_channels() -> None:
@@ -104,9 +100,6 @@ class RayChannel:
         return data
 
 
-# ---- the actor -----------------------------------------------------------------------------------------------
-
-
 class RayHost:
     """The class of the actors. One actor runs one block of envs.
 
@@ -116,27 +109,28 @@ class RayHost:
 
     def __init__(self, host: BlockHost | None = None) -> None:
         if host is None:
-            host = BlockHost(_place())
+            import ray
+
+            node = ray.get_runtime_context().get_node_id()
+            host = BlockHost(f"{ray.util.get_node_ip_address()} ({node[:8]})")
             sys.setswitchinterval(SWITCH_INTERVAL)
         self._host = host
         self._inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
         self._requests: RayChannel | None = None
         self._answers: RayChannel | None = None
-        self._large: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._large: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._bells: MachineBells | None = None
         self._rank, self._rings = 0, False
 
-    # ---- calls -------------------------------------------------------------------------------------------------
-
-    def serve(self, data: Any) -> list[Any]:
+    def serve(self, data: Any) -> Any:
         """Take a message, and return an answer, which may belong to another message."""
-        answers: Future[list[bytes]] = Future()
-        self._put((data, answers.set_result))
-        return [without_copy(answer) for answer in answers.result()]
+        answer: Future[bytes] = Future()
+        self._put((data, answer.set_result))
+        return without_copy(answer.result())
 
-    def fetch(self) -> list[Any]:
-        """Answers that are too large for the channel."""
-        return [without_copy(answer) for answer in self._large.get()]
+    def fetch(self) -> Any:
+        """An answer that is too large for the channel."""
+        return without_copy(self._large.get())
 
     def connect(self, node: str, memory: BellMemory, rank: int) -> tuple[RayChannel | None, bool]:
         """Return as soon as the actor runs: the channel to the caller's node, if there is one, and whether both sides
@@ -155,7 +149,6 @@ class RayHost:
         self._put(None)
 
     def peek(self) -> bytes:
-        """What the envs are doing now."""
         return self._host.peek()
 
     def _put(self, letter: _Letter | None) -> None:
@@ -166,13 +159,11 @@ class RayHost:
         if self._bells is not None:
             self._bells.ring(self._rank)
 
-    # ---- the thread that steps ---------------------------------------------------------------------------------
-
     def work(self) -> None:
         """Take messages and answer them, for as long as the actor lives. Envs are built and stepped in this thread, or
         by workers of the host."""
         backoff = PollBackoff(TIMES)
-        waiting: list[Callable[[list[bytes]], None]] = []
+        waiting: list[Callable[[bytes], None]] = []
         while True:
             if self._host.idle or not self._host.takes_turns:
                 while (letter := self._next(backoff)) is not None:
@@ -185,7 +176,7 @@ class RayHost:
             if not self._host.idle:
                 look = not self._host.takes_turns and self._requests is not None
                 for answer in self._host.poll(Deadline.after(max(backoff.sleep, SHORTEST_POLL)) if look else NEVER):
-                    waiting.pop(0)([answer])
+                    waiting.pop(0)(answer)
                     backoff.restart()
 
     def _next(self, backoff: PollBackoff) -> _Letter | None:
@@ -203,14 +194,12 @@ class RayHost:
             backoff.woken = False  # rings do not end a wait for local workers
         return None
 
-    def _send(self, answers: list[bytes]) -> None:
-        """Send answers by the channel."""
+    def _send(self, answer: bytes) -> None:
         assert self._answers is not None
-        data = pickle.dumps(answers)
-        if len(data) > SLOT_BYTES:
-            self._large.put(answers)
-            data = TOO_LARGE
-        if not self._answers.put(data):
+        if len(answer) > SLOT_BYTES:
+            self._large.put(answer)
+            answer = TOO_LARGE
+        if not self._answers.put(answer):
             raise RuntimeError("the caller does not take the answers any more")
         if self._bells is not None:
             self._bells.ring(0)
@@ -219,16 +208,6 @@ class RayHost:
 def without_copy(data: bytes) -> Any:
     """A large message as an array, which Ray neither copies nor pickles; a small one as it is."""
     return np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data
-
-
-def _place() -> str:
-    import ray
-
-    node = ray.get_runtime_context().get_node_id()
-    return f"{ray.util.get_node_ip_address()} ({node[:8]})"
-
-
-# ---- the caller ----------------------------------------------------------------------------------------------
 
 
 class Listener:
@@ -261,7 +240,6 @@ class Listener:
         self.bells.ring(0)
 
     def close(self) -> None:
-        """End the thread."""
         self._over = True
         self.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -313,15 +291,12 @@ class RayLink:
             self._answers, self.rings = future.result()
             self._listener.add(self)
 
-    # ---- channels ----------------------------------------------------------------------------------------------
-
     @property
     def unanswered(self) -> int:
         """The number of messages that were sent by the channel and not answered."""
         return 0 if self.killed else self._sent - self._answered
 
     def open(self) -> None:
-        """Open the channel to the actor."""
         try:
             requests = open_channel(self._ray, self._actor, self._ray.get_runtime_context().get_node_id())
             if requests is not None:
@@ -347,11 +322,8 @@ class RayLink:
             self._requests = None  # the answers that follow will be as large
             self._call(self._actor.fetch.options(concurrency_group="control"))
         else:
-            for answer in pickle.loads(data):
-                self._deliver(answer)
+            self._deliver(data)
         return True
-
-    # ---- messages ----------------------------------------------------------------------------------------------
 
     def post(self, data: bytes) -> None:
         requests = self._requests
@@ -377,12 +349,7 @@ class RayLink:
         if self.killed:
             return
         error = future.exception()
-        if error is not None:
-            self._deliver(HostLost(_reason(error)))
-            return
-        result = future.result()
-        for answer in result if isinstance(result, list) else [result]:
-            self._deliver(answer)
+        self._deliver(future.result() if error is None else HostLost(_reason(error)))
 
     def _give_up(self, seconds: float) -> None:
         self.kill()

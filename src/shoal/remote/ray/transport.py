@@ -17,16 +17,7 @@ from typing import Annotated, Any
 
 from shoal.errors import StartError
 from shoal.remote.ray.link import Listener, RayHost, RayLink, import_channels
-from shoal.remote.transport import (
-    Deliver,
-    amount,
-    checked,
-    dictionary,
-    host_backend,
-    one_of,
-    seconds,
-    worker_count,
-)
+from shoal.remote.transport import Deliver, amount, checked, dictionary, host_backend, one_of, seconds, worker_count
 from shoal.support.optional_dependencies import install
 
 ROOM_TIMEOUT = 5.0  # seconds until the cluster must know that the resources of a closed pool are free again
@@ -77,7 +68,6 @@ class RayOptions:
 
     @property
     def needs(self) -> dict[str, float]:
-        """The resources that one actor takes."""
         wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, **(self.resources or {})}
         return {name: needed for name, needed in wanted.items() if needed > 0}
 
@@ -103,7 +93,6 @@ class Delay:
         self._queue.put((time.monotonic() + self._seconds, act, data))
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
         self._queue.put(None)
 
@@ -139,8 +128,6 @@ class RayTransport:
         except BaseException:
             self.close()
             raise
-
-    # ---- room --------------------------------------------------------------------------------------------------
 
     def _free(self) -> int:
         """The number of actors that there is room for now."""
@@ -196,8 +183,6 @@ class RayTransport:
             )
         return group
 
-    # ---- hosts -------------------------------------------------------------------------------------------------
-
     def start(self, index: int, deliver: Deliver) -> RayLink:
         if self._group is None and self._most() < 1:
             raise self._no_room(1, "has room for", 0)
@@ -243,9 +228,6 @@ class RayTransport:
         cluster.leave(self._cluster_address)
 
 
-# ---- the cluster ---------------------------------------------------------------------------------------------
-
-
 def import_ray() -> Any:
     """The ray module. Raises StartError if it is not installed."""
     try:
@@ -280,7 +262,6 @@ class RayCluster:
         return ray, found
 
     def leave(self, address: str) -> None:
-        """End the use of a cluster."""
         with self._lock:
             self._users[address] -= 1
             if self._users[address] == 0 and address == self._ours:
