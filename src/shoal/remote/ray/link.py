@@ -230,18 +230,14 @@ class Listener:
     def add(self, link: RayLink) -> None:
         """Open the channel to a link's actor, and listen to it."""
         self._new.put(link)
-        self.wake()
+        self.bells.ring(0)  # it looks for work
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, name="shoal-listener", daemon=True)
             self._thread.start()
 
-    def wake(self) -> None:
-        """Make the thread look for work."""
-        self.bells.ring(0)
-
     def close(self) -> None:
         self._over = True
-        self.wake()
+        self.bells.ring(0)  # it looks for work
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         self.memory.close()
@@ -364,7 +360,7 @@ class RayLink:
             except Exception:
                 return  # the actor or Ray has ended
             finally:
-                self._listener.wake()
+                self._listener.bells.ring(0)  # it looks at whether links were killed
 
 
 DIED = "died with its node"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import math
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -281,10 +280,13 @@ def connect(ray: Any, address: str | None) -> None:
     """Join the cluster at this address, or start one. Raises StartError if that is not possible."""
     joining = address not in (None, "local")
     _check_address(address)
+    # The actors of a cluster that is started here get the niceness of this process. By default Ray gives them 15. Then
+    # envs that compute get very little time beside any other process that does, for example a learner.
+    given = os.environ.get(NICENESS)
+    os.environ.setdefault(NICENESS, "0")
     try:
-        with _same_niceness():
-            ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
-                     logging_level="ERROR", configure_logging=False)  # fmt: skip
+        ray.init(address=address, include_dashboard=None if joining else False, log_to_driver=False,
+                 logging_level="ERROR", configure_logging=False)  # fmt: skip
     except Exception as error:
         if isinstance(error, ConnectionError) and address == "auto":
             raise StartError(
@@ -294,19 +296,6 @@ def connect(ray: Any, address: str | None) -> None:
         where = f"the cluster at address={address!r} cannot be joined" if joining else "Ray cannot be started here"
         said = str(error).strip().partition("\n")[0]
         raise StartError(f"{where}: {type(error).__name__}: {said}") from error
-
-
-@contextlib.contextmanager
-def _same_niceness() -> Iterator[None]:
-    """Give the actors of a cluster that is started meanwhile the niceness of this process.
-
-    By default Ray gives them 15. Then envs that compute get very little time beside any other process that does, for
-    example a learner.
-    """
-    given = os.environ.get(NICENESS)
-    os.environ.setdefault(NICENESS, "0")
-    try:
-        yield
     finally:
         if given is None:
             del os.environ[NICENESS]
