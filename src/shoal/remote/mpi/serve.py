@@ -115,7 +115,11 @@ class MpiServer:
             while not self._over:
                 messages = self._mail.take(backoff.rings())
                 for _, tag, data in messages:
-                    self._take(tag, data)
+                    host = self._hosts.get(tag)
+                    if host is not None and not host.over:
+                        host.admit(data)
+                    elif tag <= URGENT:  # otherwise it is for a host that has ended
+                        self._obey(data, self._mail)
                 self._end_killed()
                 if messages:
                     backoff.came()
@@ -130,13 +134,6 @@ class MpiServer:
             for host in self._hosts.values():
                 host.end()
         self._mail.flush(1.0)
-
-    def _take(self, tag: int, data: Any) -> None:
-        host = self._hosts.get(tag)
-        if host is not None and not host.over:
-            host.admit(data)
-        elif tag <= URGENT:  # otherwise it is for a host that has ended
-            self._obey(data, self._mail)
 
     def _step(self, backoff: PollBackoff) -> tuple[bool, bool]:
         """Let all hosts go on. Returns whether one has answered, and whether this thread has waited for it."""
@@ -156,8 +153,7 @@ class MpiServer:
         for tag in [tag for tag in list(self._killed) if tag in self._hosts]:
             host = self._hosts.pop(tag)
             del self._killed[tag]
-            if not host.over:
-                host.end()
+            host.end()
 
     # ---- orders of rank 0 --------------------------------------------------------------------------------------
 
