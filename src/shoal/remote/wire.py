@@ -196,7 +196,7 @@ class Wire:
         key = (at.start, at.stop, slots[0]) if together else None
         if (known := self._known.get(key)) is not None:
             return known
-        frame = (slots[0], at) if together else (self.arrays["slot"][at], _listed(at))
+        frame = (slots[0], at) if together else (self.arrays["slot"][at].copy(), _listed(at))
         fields = [*((name, at) for name in ("lane_stats", *KEPT)), *((name, frame) for name in self._answered)]
         return self._made(key, at, frame, self._counters + [(self.arrays[name], index) for name, index in fields])
 
