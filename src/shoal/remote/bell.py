@@ -1,11 +1,12 @@
-"""Semaphores in shared memory, by which processes of one machine wake each other when they have sent a message.
+"""How processes of one machine wake each other when they have sent a message, and how long they wait for one.
 
-Processes are numbered (ranks), and each sleeps on its own semaphore. Without them a process has to look for messages
-again and again; see `poll_backoff`.
+Processes are numbered (ranks), and each sleeps on its own semaphore in shared memory (`MachineBells`). Where no sender
+can ring, a process has to look for messages again and again, because no call blocks until one arrives (`PollBackoff`).
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import mmap
@@ -13,9 +14,16 @@ import os
 import platform
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 ROOM = 128  # bytes for each semaphore, so that no two share a cache line
+MEMORY = 8  # the number of waits that are remembered
+SHARE = 0.1  # a message that is late is looked for again after this share of the time for which it is late
+SHORTEST = 20e-6  # seconds; the shortest such sleep
+SELDOM = 2e-3  # seconds between two looks before a message is expected
+PR_SET_TIMERSLACK = 29
 Home = tuple[str, str]  # a machine, and its table of processes
 _libc = ctypes.CDLL(None)
 
@@ -30,13 +38,10 @@ def home_of_this_process() -> Home:
 
 @dataclass(frozen=True)
 class BellMemory:
-    """Says where the semaphores are: in an anonymous file that other processes open by way of its owner.
-
-    `owner` (a process id) and `descriptor` are None on systems without such files.
-    """
+    """Says where the semaphores are: in an anonymous file that other processes open by way of its owner."""
 
     home: Home
-    owner: int | None = None
+    owner: int | None = None  # a process id; this and the next are None on systems without such files
     descriptor: int | None = None
     inode: int = 0  # tells whether the descriptor still belongs to the same file
 
@@ -79,12 +84,7 @@ class MachineBells:
     """Rings the semaphores of other ranks, and sleeps on the one of this rank.
 
     Ranks on other machines cannot be reached, and no rank can where the system has no such memory. Threads of this
-    process can always wake this rank.
-
-    Args:
-        memory: made by rank 0.
-        rank: the rank of this process.
-        homes: the home of each rank.
+    process can always wake this rank. Rank 0 has made the memory; `homes` are those of all ranks.
     """
 
     def __init__(self, memory: BellMemory, rank: int, homes: dict[int, Home]):
@@ -127,3 +127,77 @@ class MachineBells:
         while self._alone.acquire(blocking=False) if own is None else _libc.sem_trywait(own) == 0:
             count += 1
         return count
+
+
+class PollTimes(NamedTuple):
+    """How often to look for messages."""
+
+    soon: float  # a message is expected after this share of the shortest remembered wait
+    spin: float  # seconds for which the thread then looks all the time, yielding its core to threads that need it
+    longest: float  # seconds between two looks at most
+    woken: float  # seconds between two looks if every sender rings
+
+
+class PollBackoff:
+    """Waits between looks for messages. For one thread.
+
+    At first no message is expected, since the last waits took longer, and the thread looks seldom. When the message is
+    about to come the thread looks all the time, because with cheap envs a wake-up takes longer than the step. After
+    that it looks less and less often. So a waiting thread leaves its core to others, and a long wait takes a tenth
+    longer than it must. A ring of the process's bells, which may be set later, ends any sleep. If all senders ring
+    (`woken`, which may be changed), there is no need to look before.
+    """
+
+    def __init__(self, times: PollTimes, bells: MachineBells | None = None, senders: Sequence[int] = ()) -> None:
+        self.times, self.bells = times, bells
+        self.woken = bells is not None and all(bells.reaches(rank) for rank in senders)
+        self._rung = False
+        self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
+        with contextlib.suppress(OSError, AttributeError):  # Linux adds 50 us to sleeps of a thread unless told not to
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        self.restart()
+
+    def restart(self) -> None:
+        self._since, self._expected, self._first = time.perf_counter(), self.times.soon * min(self._waits), True
+
+    def came(self) -> None:
+        """Note that a message has come. Another one may follow at once; that wait is not remembered."""
+        now = time.perf_counter()
+        if self._first:
+            self._waits.append(now - self._since)
+        self._since, self._expected, self._first = now, 0.0, False
+
+    @property
+    def sleep(self) -> float:
+        """Seconds until the next look; 0 to look at once."""
+        if self.woken:
+            return self.times.woken
+        late = time.perf_counter() - self._since - self._expected
+        return min(-late, SELDOM) if late < 0 else self._when_late(late)
+
+    def _when_late(self, late: float) -> float:
+        return 0.0 if late < self.times.spin else min(max(late * SHARE, SHORTEST), self.times.longest)
+
+    def wait(self, hurry: bool = False) -> None:
+        """Wait until the next look; `hurry` if part of a message has come or gone, as the rest needs both to look."""
+        seconds = self._when_late(time.perf_counter() - self._since) if hurry else self.sleep
+        if seconds <= 0:
+            os.sched_yield()
+        elif self.bells is None:
+            time.sleep(seconds)
+        else:
+            self._rung = self.bells.sleep(seconds) and self.woken and not hurry
+
+    def rest(self, seconds: float) -> None:
+        """Wait until this process is rung. No message is expected before."""
+        assert self.bells is not None
+        self._rung = self.bells.sleep(seconds)
+        if not self.woken:
+            self._rung = False
+            self.restart()
+
+    def rings(self) -> int | None:
+        """The number of rings until the end of the last wait: so many messages are there. None if not known."""
+        rings = 0 if self.bells is None else self.bells.take_rings()
+        rung, self._rung = self._rung, False
+        return 1 + rings if rung else None

@@ -60,10 +60,7 @@ class BlockHost:
     """Runs a block of envs.
 
     Give it each message by `admit`, and send back what `poll` returns; end when it is `over`. One thread calls all
-    methods, except for `peek` and `wake`, which any thread may call.
-
-    Args:
-        node: the name of this machine in error messages.
+    methods, except for `peek` and `wake`, which any thread may call. Error messages call this machine `node`.
     """
 
     def __init__(self, node: str = ""):
@@ -139,7 +136,7 @@ class BlockHost:
             self._answer("died", f"has lost its {summary}", error.env_id)
         else:
             self._answer("died", f"cannot go on: {type(error).__name__}: {summary}", None)
-        self._dismiss()
+        self.end(CLOSE_TIMEOUT)
 
     def _answer(self, *words: Any) -> None:
         self._answers.append(pack_words(*words))
@@ -220,7 +217,6 @@ class BlockHost:
             self._begin(following)
 
     def _begin(self, request: RowsMessage) -> None:
-        """Post a request to the workers."""
         lanes, at = request.rows.lanes, request.rows.at
         job = self._jobs[request.number] = _Job(request.number, lanes, at, time.monotonic_ns())
         for command in request.mail:
@@ -329,13 +325,10 @@ class BlockHost:
 
     def _on_close(self) -> None:
         self._jobs.clear()
-        self._answer("closed", self._dismiss())
+        self._answer("closed", self.end(CLOSE_TIMEOUT))
 
-    def end(self) -> None:
-        """End the workers at once, whatever their envs are doing."""
-        self._dismiss(0.0)
-
-    def _dismiss(self, seconds: float = CLOSE_TIMEOUT) -> list[tuple[int, PackedError]]:
+    def end(self, seconds: float = 0.0) -> list[tuple[int, PackedError]]:
+        """Close the workers: at once, whatever their envs are doing, unless these have some seconds for it."""
         self.over = True
         workers, self._workers = self._workers, None
         errors = [] if workers is None else workers.close(Deadline.after(seconds))

@@ -5,27 +5,24 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar, get_type_hints
 
 from shoal.errors import WorkerDied
+from shoal.support.checks import check_choice, check_names, number, positive_number, whole_number
 
+Options = TypeVar("Options")
 # The module and name that make the transport of a backend. It is imported on demand, as it needs a package of its own.
-REMOTE = {"ray": ("shoal.remote.ray.transport", "ray_transport"), "mpi": ("shoal.remote.mpi.transport", "MpiTransport")}
+REMOTE = {"ray": ("shoal.remote.ray.transport", "RayTransport"), "mpi": ("shoal.remote.mpi.transport", "MpiTransport")}
 
 
 @dataclass(frozen=True)
 class HostLost:
-    """Delivered in place of an answer when a host no longer exists.
+    """Delivered in place of an answer when a host no longer exists."""
 
-    Attributes:
-        why: the reason, as the end of a sentence that begins with the worker.
-        env_id: the env that the host was running, if known.
-        for_good: whether the host cannot be replaced either.
-    """
-
-    why: str
-    env_id: int | None = None
-    for_good: bool = False
+    why: str  # the end of a sentence that begins with the worker
+    env_id: int | None = None  # the env that the host was running, if known
+    for_good: bool = False  # whether the host cannot be replaced either
 
 
 # Takes an answer (bytes or another buffer) or HostLost. Any thread may call it; it never waits.
@@ -66,8 +63,7 @@ class Transport(Protocol):
     def start(self, index: int, deliver: Deliver) -> Link:
         """Begin to start the host of this index, or its replacement, without waiting for it.
 
-        Raises:
-            StartError: there is no room for it.
+        Raises StartError if there is no room for it.
         """
         ...
 
@@ -77,6 +73,8 @@ class Transport(Protocol):
 
 def make_transport(backend: str, options: Mapping[str, Any], num_envs: int, num_workers: int | None) -> Transport:
     """Make the transport of a backend. Raises ShoalError or ValueError if it cannot work."""
+    if num_workers is not None:
+        worker_count("num_workers", num_workers)
     module, name = REMOTE[backend]
     transport: Transport = getattr(importlib.import_module(module), name)(dict(options), num_envs, num_workers)
     return transport
@@ -92,5 +90,34 @@ def host_died(
 
 
 def in_words(env_ids: range) -> str:
-    """Neighbouring envs in words."""
     return f"env {env_ids.start}" if len(env_ids) == 1 else f"envs {env_ids.start} to {env_ids.stop - 1}"
+
+
+def checked(kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """The given options as an object of this dataclass. Raises ValueError for those that make no sense.
+
+    An option `name: Annotated[type, check]` is checked by `check(name, value)`, unless None is both given and its
+    default.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    check_names("backend_options", given, list(hints))
+    for name, value in given.items():
+        for check in getattr(hints[name], "__metadata__", ()):
+            if value is not None or getattr(kind, name) is not None:
+                check(f"backend_options: {name}", value)
+    return kind(**given)
+
+
+def one_of(*choices: str) -> Any:
+    return partial(check_choice, allowed=choices)
+
+
+def dictionary(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name}: expected a dict, found {value!r}")
+
+
+amount = partial(number, low=0, high=1e6)
+worker_count = partial(whole_number, low=1, high=2**20)
+seconds = positive_number
+host_backend = one_of("serial", "threads", "processes", "jax", "compiled", "cuda")  # what a host can run its envs with

@@ -49,12 +49,10 @@ def pack_words(*words: Any) -> bytes:
 
 
 def is_words(data: Any) -> bool:
-    """Whether a message is a pickled tuple."""
     return bytes(data[:1]) == WORDS
 
 
 def unpack_words(data: Any) -> tuple[Any, ...]:
-    """The tuple in a message."""
     words: tuple[Any, ...] = cloudpickle.loads(memoryview(data)[1:])
     return words
 
@@ -62,18 +60,14 @@ def unpack_words(data: Any) -> tuple[Any, ...]:
 class WireRows:
     """The rows of some lanes in a slab, one field after the other, as a message holds them.
 
-    Attributes:
-        lanes: the lanes, ascending.
-        at: an index of the lanes: a slice if they are neighbours.
-        frame: an index of the lanes' rows in the frames; None in a request, which has no such rows.
-
-    Args:
-        fields: pairs of an array and the index of the lanes' rows in it.
-        contiguous: whether the rows of each field are contiguous. They are then copied as bytes.
+    `at` is an index of the lanes, a slice if they are neighbours; `frame` one of their rows in the frames, None in a
+    request, which has no such rows. Each field is an array and the index of the lanes' rows in it. If these rows are
+    contiguous, they are copied as bytes.
     """
 
-    def __init__(self, lanes: Array, at: Any, frame: Any, fields: Sequence[tuple[Array, Any]], contiguous: bool):
-        self.lanes, self.at, self.frame, self._fields = lanes, at, frame, fields
+    def __init__(self, at: Any, frame: Any, fields: Sequence[tuple[Array, Any]], contiguous: bool):
+        self.at, self.frame, self._fields = at, frame, fields
+        self.lanes: Array = _listed(at)
         self._pieces: list[Any] | None = None
         if contiguous:
             self._pieces = [memoryview(array[index].reshape(-1).view(np.uint8)) for array, index in fields]
@@ -99,20 +93,15 @@ class WireRows:
 class RowsMessage(NamedTuple):
     """A request or an answer, as it was read.
 
-    Attributes:
-        number: the number of the request. Requests to one host are counted from 0 and are carried out in this order,
-            each once, in whatever order they arrive.
-        busy_ns: in an answer, the time from the arrival of the request to its answer.
-        rows: where the values belong.
-        values: the values, to be given to `rows.fill`. Those of a request follow the lanes' sequence numbers.
-        mail: in a request, commands for the worker, (name, ...) each, pickled by value; in an answer, messages of the
-            worker's side channel, each packed on its own.
+    Requests to one host are counted from 0 and are carried out in this order, each once, in whatever order they arrive.
     """
 
-    number: int
-    busy_ns: int
-    rows: WireRows
-    values: memoryview
+    number: int  # of the request
+    busy_ns: int  # in an answer, the time from the arrival of the request to its answer
+    rows: WireRows  # where the values belong
+    values: memoryview  # to be given to `rows.fill`; those of a request follow the lanes' sequence numbers
+    # In a request, commands for the worker, (name, ...) each, pickled by value; in an answer, messages of the worker's
+    # side channel, each packed on its own.
     mail: list[bytes]
 
     def sequences(self) -> Array:
@@ -122,13 +111,11 @@ class RowsMessage(NamedTuple):
 
 
 class Wire:
-    """Packs and unpacks rows of one slab.
+    """Packs and unpacks rows of the slab on this side.
 
-    Args:
-        slab: the slab on this side. The other side's has the same fields, but may have another number of lanes.
-        worker: the worker of this slab whose counters travel; None for the counters of all workers together.
-        shift: is added to the number of a lane of this slab to get its number in messages.
-        stats: an array to use in place of the worker's row of `stats`.
+    The other side's has the same fields, but may have another number of lanes: `shift` is added to the number of a lane
+    here to get its number in messages. The counters of one worker travel, or if None is given, of all workers together.
+    `stats` is used in place of the worker's row of that name.
     """
 
     def __init__(self, slab: Slab, worker: int | None, shift: int = 0, stats: Array | None = None):
@@ -153,11 +140,9 @@ class Wire:
         return self._packed(number, 0, rows, [sequences.tobytes(), *rows.parts()], commands)
 
     def read_request(self, data: Any) -> RowsMessage:
-        """Read what `request` has packed."""
         return self._read(data, self._asked_rows)
 
     def write_request(self, request: RowsMessage) -> None:
-        """Copy the values of a request into the slab."""
         request.rows.fill(request.values[request.sequences().nbytes :])
 
     def answer(self, number: int, busy_ns: int, rows: WireRows, mail: Sequence[bytes]) -> bytes:
@@ -170,11 +155,9 @@ class Wire:
         return self._packed(number, busy_ns, rows, [*rows.parts(), *finals], mail)
 
     def read_answer(self, data: Any) -> RowsMessage:
-        """Read what `answer` has packed."""
         return self._read(data, self.answered_rows)
 
     def write_answer(self, answer: RowsMessage) -> None:
-        """Copy the values of an answer into the slab."""
         data = answer.rows.fill(answer.values)
         for array, index in self._finals_of(answer.rows):
             data = _copy_rows(array, index, data)
@@ -213,14 +196,12 @@ class Wire:
         key = (at.start, at.stop, slots[0]) if together else None
         if (known := self._known.get(key)) is not None:
             return known
-        lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
-        frame = (slots[0], at) if together else (self.arrays["slot"][lanes], lanes)
+        frame = (slots[0], at) if together else (self.arrays["slot"][at].copy(), _listed(at))
         fields = [*((name, at) for name in ("lane_stats", *KEPT)), *((name, frame) for name in self._answered)]
         return self._made(key, at, frame, self._counters + [(self.arrays[name], index) for name, index in fields])
 
     def _made(self, key: tuple[int, int, int] | None, at: Any, frame: Any, fields: list[tuple[Array, Any]]) -> WireRows:
-        lanes = np.arange(at.start, at.stop) if isinstance(at, slice) else at
-        rows = WireRows(lanes, at, frame, fields, contiguous=key is not None)
+        rows = WireRows(at, frame, fields, contiguous=key is not None)
         if key is not None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
@@ -236,6 +217,11 @@ class Wire:
             return []
         lanes = rows.lanes[ended]
         return [(self.arrays[name], (self.arrays["slot"][lanes], lanes)) for name in self._finals]
+
+
+def _listed(at: Any) -> Array:
+    """The lanes of an index that `lanes_index` has returned."""
+    return np.arange(at.start, at.stop) if isinstance(at, slice) else at
 
 
 def lanes_index(lanes: Array) -> Any:

@@ -7,7 +7,6 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -27,19 +26,12 @@ from shoal.remote.wire import COUNTERS, HOST_LIVES, Wire, is_words, lanes_index,
 from shoal.support.deadline import Deadline
 
 if TYPE_CHECKING:
-    from shoal.remote.dispatcher import Dispatcher
+    from shoal.remote.backend import RemoteBackend
 
 Array = npt.NDArray[Any]
 WITH_REQUESTS = ("reset", "restart", "actions")  # commands that travel with the request that they belong to
 STACK_TIMEOUT = 1.0  # seconds to wait for a stack, which only improves a message
 _END = object()  # in the outbox: no message will follow
-
-
-def pack_assignment(
-    index: int, start: int, env_fns: Sequence[bytes], registry: bytes | None, local: Mapping[str, Any]
-) -> bytes:
-    """Pack the first message to a host: which envs it builds, and how it runs them."""
-    return pack_words("build", index, start, list(env_fns), registry, dict(local))
 
 
 class RemoteWorker(Worker):
@@ -51,9 +43,9 @@ class RemoteWorker(Worker):
 
     isolated = True
 
-    def __init__(self, index: int, start: int, stop: int, assignment: bytes, dispatcher: Dispatcher):
-        super().__init__(BlockSpec(index, start, stop, ()))
-        self._assignment, self._dispatcher = assignment, dispatcher
+    def __init__(self, block: BlockSpec, build: bytes, dispatcher: RemoteBackend):
+        super().__init__(block)
+        self._build, self._dispatcher = build, dispatcher
         self._link: Link | None = None
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -73,7 +65,7 @@ class RemoteWorker(Worker):
 
     @property
     def bell(self) -> SilentBell:
-        return SilentBell()  # Dispatcher.ring tells of new requests
+        return SilentBell()  # the backend is prompted when there are new requests
 
     @property
     def replaceable(self) -> bool:
@@ -88,8 +80,8 @@ class RemoteWorker(Worker):
 
     def launch(self) -> None:
         self._link = self._dispatcher.transport.start(self.index, functools.partial(self._dispatcher.deliver, self))
-        self._dispatcher.call(self, self.post, self._assignment)
-        self._assignment = b""
+        self._dispatcher.call(self, self.post, self._build)
+        self._build = b""
 
     def built(self, deadline: Deadline) -> BlockSummary:
         summary, self.node, self._host_pid = self._start_answer(deadline)
@@ -184,7 +176,6 @@ class RemoteWorker(Worker):
         self._next_number += 1
 
     def post(self, data: bytes) -> None:
-        """Send a message to the host."""
         if self._link is not None and self._lost is None:
             self._link.post(data)
 

@@ -173,7 +173,7 @@ def test_a_rank_that_never_starts_mpi() -> None:
 def test_rank_0_outlives_the_wait_for_the_others_whatever_was_forked_meanwhile() -> None:
     script = """
 import os, signal, time
-from shoal.remote.mpi.start import _guarded
+from shoal.remote.mpi.transport import _guarded
 with _guarded(1.0):
     child = os.fork()  # as a thread of the caller's may: it has all that is open here
     if child == 0:

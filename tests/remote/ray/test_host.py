@@ -13,11 +13,10 @@ import pytest
 from envs import CountEnv
 from faults.kit import eventually
 from shoal import Pool
-from shoal.remote import options, poll_backoff, transport
+from shoal.remote import bell, transport
 from shoal.remote.host import BlockHost
-from shoal.remote.ray import channel
-from shoal.remote.ray import cluster as cluster_of
-from shoal.remote.ray.host import RayHost
+from shoal.remote.ray import transport as ray_transport
+from shoal.remote.ray.link import TIMES, RayHost
 from shoal.remote.ray.transport import RayOptions
 from shoal.remote.transport import Deliver
 
@@ -49,9 +48,8 @@ class Link:
             if data is not messages[-1]:
                 eventually(lambda: self._actor._host._early)
 
-    def _answered(self, future: Future[list[Any]]) -> None:
-        for answer in future.result():
-            self._deliver(answer)
+    def _answered(self, future: Future[Any]) -> None:
+        self._deliver(future.result())
 
     def peek(self) -> None:
         self._deliver(self._actor.peek())
@@ -92,14 +90,14 @@ def test_calls_that_overtake_each_other_are_all_answered(local: str, monkeypatch
 
 def test_who_waits_looks_often_when_something_is_about_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(poll_backoff.time, "perf_counter", lambda: now)
-    pace = poll_backoff.PollBackoff(channel.TIMES)
-    for _ in range(poll_backoff.MEMORY):
+    monkeypatch.setattr(bell.time, "perf_counter", lambda: now)
+    pace = bell.PollBackoff(TIMES)
+    for _ in range(bell.MEMORY):
         pace.restart()
         now += 0.005
         pace.came()
     pace.restart()
-    assert pace.sleep == poll_backoff.SELDOM, "the last waits were longer"
+    assert pace.sleep == bell.SELDOM, "the last waits were longer"
     now += 0.0035
     assert pace.sleep == pytest.approx(0.001)
     now += 0.00101
@@ -120,14 +118,14 @@ NONSENSE: dict[str, Any] = {
 @pytest.mark.parametrize("name", NONSENSE)
 def test_options_that_make_no_sense(name: str) -> None:
     with pytest.raises(ValueError, match=f"backend_options: {name}: expected"):
-        options.checked(RayOptions, {name: NONSENSE[name]})
+        transport.checked(RayOptions, {name: NONSENSE[name]})
 
 
 def test_resources_are_numbers() -> None:
     with pytest.raises(ValueError, match="resources: simulator: expected a number"):
-        options.checked(RayOptions, {"resources": {"simulator": "one"}})
+        transport.checked(RayOptions, {"resources": {"simulator": "one"}})
     with pytest.raises(ValueError, match="found 3"):
-        options.checked(RayOptions, {3: 4})  # type: ignore[dict-item]
+        transport.checked(RayOptions, {3: 4})  # type: ignore[dict-item]
 
 
 class FakeRay:
@@ -152,8 +150,8 @@ class FakeRay:
 
 def test_only_the_cluster_that_we_have_started_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay()
-    monkeypatch.setattr(cluster_of, "import_ray", lambda: fake)
-    cluster = cluster_of.RayCluster()
+    monkeypatch.setattr(ray_transport, "import_ray", lambda: fake)
+    cluster = ray_transport.RayCluster()
     _, ours = cluster.enter(None)
     cluster.enter(None)
     cluster.leave(ours)

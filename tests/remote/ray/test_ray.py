@@ -25,7 +25,7 @@ from remote.kit import PlacedEnv, history
 from shoal import Pool
 from shoal.dialects import puffer
 from shoal.remote.bell import BellMemory
-from shoal.remote.ray.cluster import connect
+from shoal.remote.ray.transport import connect
 from shoal.support.optional_dependencies import install
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import platform
 import threading
 import time
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.remote.bell import BellMemory, MachineBells, home_of_this_process
-from shoal.remote.poll_backoff import PollBackoff, PollTimes
+from shoal.remote.bell import Home, MachineBells, PollBackoff, PollTimes, home_of_this_process
 from shoal.support import processes
 from shoal.support.cores import usable_cores
 
@@ -32,13 +30,9 @@ TIMES = PollTimes(soon=0.6, spin=300e-6, longest=2e-3, woken=2e-3)
 class Mailbox:
     """Sends and receives bytes without blocking.
 
-    Messages of one rank are received in the order in which they were sent. Any thread may call `post`, and one thread
-    calls the other methods. Two threads may use two mailboxes of one communicator.
-
-    Args:
-        comm: a communicator of mpi4py.
-        tag: receive messages with this tag only; None for all tags.
-        bells: to ring a rank for each message to it.
+    Messages of one rank are received in the order in which they were sent, only those with the given tag if there is
+    one. Any thread may call `post`, which rings the rank, and one thread calls the other methods. Two threads may use
+    two mailboxes of one communicator of mpi4py.
     """
 
     def __init__(self, comm: Any, tag: int | None = None, bells: MachineBells | None = None):
@@ -61,7 +55,6 @@ class Mailbox:
         return bool(self._receiving or (self._sending and not self._all_ring))
 
     def post(self, rank: int, tag: int, data: Any) -> None:
-        """Send a message."""
         request = self._comm.Isend([data, self._mpi.BYTE], rank, tag)
         if self._bells is not None:
             self._bells.ring(rank)
@@ -113,47 +106,28 @@ class Mailbox:
 
 @dataclass(frozen=True)
 class Peer:
-    """A serving rank, as it introduces itself.
+    """A serving rank, as it introduces itself."""
 
-    Attributes:
-        rank: among all that mpiexec has started, which is what mpiexec calls it.
-        home: what tells whether two processes see each other: the machine, and its table of processes.
-        pid, started: its number there, and when it started; None where the others cannot see it.
-        cores: that it may use.
-    """
-
-    rank: int
-    node: str
-    home: tuple[str, str]
-    pid: int | None
-    started: int | None
-    cores: int
+    rank: int  # among all that mpiexec has started, which is what mpiexec calls it
+    home: Home
+    pid: int
+    started: int | None  # when, for others that see its pid
+    cores: int  # that it may use
 
     @classmethod
     def me(cls) -> Peer:
-        """This process."""
-        home = home_of_this_process()
-        pid = os.getpid() if home[1] else None
-        started = None if pid is None else processes.started(pid)
-        rank = int(_mpi().COMM_WORLD.Get_rank())
-        return cls(rank, platform.node(), home, pid, started, usable_cores())
+        rank, pid = int(_mpi().COMM_WORLD.Get_rank()), os.getpid()
+        return cls(rank, home_of_this_process(), pid, processes.started(pid), usable_cores())
 
     @property
     def where(self) -> str:
         """The place in words, as they follow "on node"."""
-        return f"{self.node}, rank {self.rank}"
+        return f"{self.home[0]}, rank {self.rank}"
 
     def gone_for(self, other: Peer) -> bool:
         """Whether the other one can see that this one is gone."""
-        return self.pid is not None and self.home == other.home and processes.started(self.pid) != self.started
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """What rank 0 tells the other ranks when it makes its first pool: where bells are, and where to find modules."""
-
-    bells: BellMemory
-    path: list[str]
+        visible = self.home[1] and self.home == other.home
+        return bool(visible) and processes.started(self.pid) != self.started
 
 
 def new_tag(count: int) -> int:

@@ -13,12 +13,10 @@ from typing import Any
 
 from shoal.errors import StartError
 from shoal.ranks import MpiRanks, current, told_by_launcher
-from shoal.remote.bell import MachineBells
+from shoal.remote.bell import BellMemory, MachineBells, PollBackoff
 from shoal.remote.host import BlockHost
-from shoal.remote.mpi.driver import driver_of
-from shoal.remote.mpi.mailbox import HELLO, INVITATION, TIMES, URGENT, Invitation, Mailbox, Peer
-from shoal.remote.mpi.start import MEET_TIMEOUT, join
-from shoal.remote.poll_backoff import PollBackoff
+from shoal.remote.mpi.mailbox import HELLO, INVITATION, TIMES, URGENT, Mailbox, Peer
+from shoal.remote.mpi.transport import MEET_TIMEOUT, driver_of, join
 from shoal.remote.wire import unpack_words
 from shoal.support.checks import positive_number
 from shoal.support.deadline import NEVER, Deadline
@@ -69,9 +67,10 @@ def _serve(comm: Any) -> None:
     mail.post(0, HELLO, pickle.dumps(me))
     invitation = _await_invitation(mail, me.rank)
     if invitation is not None:
-        sys.path += [folder for folder in invitation.path if folder not in sys.path]
+        memory, path = invitation
+        sys.path += [folder for folder in path if folder not in sys.path]
         rank = comm.Get_rank()
-        bells = MachineBells(invitation.bells, rank, {0: invitation.bells.home, rank: me.home})
+        bells = MachineBells(memory, rank, {0: memory.home, rank: me.home})
         MpiServer(comm.Dup(), me.where, bells).run()
 
 
@@ -82,13 +81,12 @@ def _leave_later(number: int, frame: Any) -> None:
     os.kill(os.getpid(), number)
 
 
-def _await_invitation(mail: Mailbox, rank: int) -> Invitation | None:
+def _await_invitation(mail: Mailbox, rank: int) -> tuple[BellMemory, list[str]] | None:
     """Wait for the invitation of rank 0; None if it needs no ranks."""
     backoff, silent_since = PollBackoff(TIMES), time.monotonic()
     while True:
         for _, _, data in mail.take():
-            invitation: Invitation | None = pickle.loads(data)
-            return invitation
+            return pickle.loads(data)  # type: ignore[no-any-return]
         if time.monotonic() - silent_since > SILENCE:
             silent_since = float("inf")
             sys.stderr.write(f'shoal: rank {rank} serves, and rank 0 has made no pool with backend="mpi" so far\n')
@@ -117,7 +115,11 @@ class MpiServer:
             while not self._over:
                 messages = self._mail.take(backoff.rings())
                 for _, tag, data in messages:
-                    self._take(tag, data)
+                    host = self._hosts.get(tag)
+                    if host is not None and not host.over:
+                        host.admit(data)
+                    elif tag <= URGENT:  # otherwise it is for a host that has ended
+                        self._obey(data, self._mail)
                 self._end_killed()
                 if messages:
                     backoff.came()
@@ -132,13 +134,6 @@ class MpiServer:
             for host in self._hosts.values():
                 host.end()
         self._mail.flush(1.0)
-
-    def _take(self, tag: int, data: Any) -> None:
-        host = self._hosts.get(tag)
-        if host is not None and not host.over:
-            host.admit(data)
-        elif tag <= URGENT:  # otherwise it is for a host that has ended
-            self._obey(data, self._mail)
 
     def _step(self, backoff: PollBackoff) -> tuple[bool, bool]:
         """Let all hosts go on. Returns whether one has answered, and whether this thread has waited for it."""
@@ -158,8 +153,7 @@ class MpiServer:
         for tag in [tag for tag in list(self._killed) if tag in self._hosts]:
             host = self._hosts.pop(tag)
             del self._killed[tag]
-            if not host.over:
-                host.end()
+            host.end()
 
     # ---- orders of rank 0 --------------------------------------------------------------------------------------
 

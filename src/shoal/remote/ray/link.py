@@ -1,22 +1,213 @@
-"""The caller's side of backend="ray": a link to each actor, and the thread that listens to those of this node."""
+"""The two ends of the connection to an actor of backend="ray": `RayLink` for the caller, `RayHost` in the actor.
+
+A call of an actor takes Ray about a millisecond. Between two processes of one node, small messages go a shorter way, by
+shared memory: those in Ray's compiled-graph channels are found within a tenth of that. Ray's own `read` spins until
+there is a message. So both sides look without waiting: when the other side rings (MachineBells), or often where there
+are no bells (PollBackoff). Calls carry everything else: messages to other nodes, large messages, the start and the end.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import importlib
 import itertools
-import pickle
 import queue
 import re
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from shoal.remote.bell import BellMemory, MachineBells, home_of_this_process
-from shoal.remote.poll_backoff import PollBackoff
-from shoal.remote.ray.channel import MAX_CHANNELS, SLOT_BYTES, SLOTS, TIMES, TOO_LARGE, RayChannel, open_channel
-from shoal.remote.ray.host import without_copy
+import numpy as np
+
+from shoal.remote.bell import BellMemory, MachineBells, PollBackoff, PollTimes, home_of_this_process
+from shoal.remote.host import BlockHost
 from shoal.remote.transport import Deliver, HostLost
+from shoal.support.deadline import NEVER, Deadline
 
 IDLE_LOOK = 1.0  # seconds between two looks at whether links were killed
+BY_BUFFER = 1 << 16  # bytes; a larger message travels as an array
+SWITCH_INTERVAL = 500e-6  # seconds for which an env that computes can keep threads with messages from the interpreter
+SHORTEST_POLL = 50e-6  # seconds to wait for local workers until the next look for messages
+_Letter = tuple[Any, Callable[[bytes], None]]  # a message, and what to do with its answer
+SLOT_BYTES = 1 << 15  # the size of the largest message
+TOO_LARGE = b""  # in place of an answer that must be fetched by a call
+SLOTS = 4  # the number of messages that can be unread at a time
+MAX_CHANNELS = 256  # of one process: Ray keeps the memory of each for as long as the process is connected
+SLOT_TIMEOUT = 1.0  # seconds; a slot must be free already, unless the reader was killed in the middle of a read
+TIMES = PollTimes(soon=0.9, spin=100e-6, longest=20e-3, woken=0.1)
+_opened: collections.Counter[str] = collections.Counter()  # by cluster
+
+
+def import_channels() -> None:
+    """Import Ray's channels, if this version of Ray has them.
+
+    Call it before other threads of Ray's can do so: the modules import each other, and if two threads begin with
+    different ones, one of the threads gets an ImportError.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ray.experimental.channel")
+
+
+def open_channel(ray: Any, reader: Any, node: str) -> RayChannel | None:
+    """Make a channel from this process to one of a node; None if that is not possible.
+
+    The other process is the actor `reader`. If it is not an actor, any actor will do.
+    """
+    here = ray.get_runtime_context()
+    if sys.platform != "linux" or here.get_node_id() != node or _opened[here.gcs_address] >= MAX_CHANNELS:
+        return None
+    _opened[here.gcs_address] += 1
+    try:
+        from ray.experimental.channel.shared_memory_channel import Channel
+        from ray.experimental.channel.utils import get_self_actor
+
+        return RayChannel([Channel(get_self_actor(), [(reader, node)], SLOT_BYTES + 1024) for _ in range(SLOTS)])
+    except Exception:  # this version of Ray has none, or its object store is full: calls will do
+        return None
+
+
+class RayChannel:
+    """Carries messages of one process to another. Each of the two has a copy of it.
+
+    Ray's channels have no buffer: one can be written again only after it was read. So there are several of them, used
+    in turn, and the writer must know that no more than SLOTS messages are unread.
+    """
+
+    def __init__(self, slots: list[Any]):
+        self._slots, self._next = slots, 0
+
+    def put(self, data: bytes) -> bool:
+        """Send a message. Returns False if the reader is dead."""
+        try:
+            self._slots[self._next].write(data, SLOT_TIMEOUT)
+        except Exception:
+            return False
+        self._next = (self._next + 1) % SLOTS
+        return True
+
+    def take(self) -> bytes | None:
+        """The next message, or None. Raises one of Ray's errors if Ray has ended."""
+        from ray.exceptions import RayChannelTimeoutError
+
+        try:
+            data: bytes = self._slots[self._next].read(0)
+        except RayChannelTimeoutError:
+            return None
+        self._next = (self._next + 1) % SLOTS
+        return data
+
+
+class RayHost:
+    """The class of the actors. One actor runs one block of envs.
+
+    Messages come as calls of `serve`, which return the answers, or by a channel. Ray runs each call in a thread of its
+    own; the call of `work` is the thread that steps the envs. Tests bring a host.
+    """
+
+    def __init__(self, host: BlockHost | None = None) -> None:
+        if host is None:
+            import ray
+
+            node = ray.get_runtime_context().get_node_id()
+            host = BlockHost(f"{ray.util.get_node_ip_address()} ({node[:8]})")
+            sys.setswitchinterval(SWITCH_INTERVAL)
+        self._host = host
+        self._inbox: queue.SimpleQueue[_Letter | None] = queue.SimpleQueue()
+        self._requests: RayChannel | None = None
+        self._answers: RayChannel | None = None
+        self._large: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._bells: MachineBells | None = None
+        self._rank, self._rings = 0, False
+
+    def serve(self, data: Any) -> Any:
+        """Take a message, and return an answer, which may belong to another message."""
+        answer: Future[bytes] = Future()
+        self._put((data, answer.set_result))
+        return without_copy(answer.result())
+
+    def fetch(self) -> Any:
+        """An answer that is too large for the channel."""
+        return without_copy(self._large.get())
+
+    def connect(self, node: str, memory: BellMemory, rank: int) -> tuple[RayChannel | None, bool]:
+        """Return as soon as the actor runs: the channel to the caller's node, if there is one, and whether both sides
+        ring. The caller is rank 0 of the bells, and this actor has the given rank."""
+        import ray
+
+        bells = MachineBells(memory, rank, {0: memory.home, rank: home_of_this_process()})
+        self._answers = open_channel(ray, ray.get_runtime_context().current_actor, node)
+        if self._answers is not None:
+            self._bells, self._rank, self._rings = bells, rank, bells.reaches(0)
+        return self._answers, self._rings
+
+    def listen(self, requests: RayChannel) -> None:
+        """Take messages from this channel too."""
+        self._requests = requests
+        self._put(None)
+
+    def peek(self) -> bytes:
+        return self._host.peek()
+
+    def _put(self, letter: _Letter | None) -> None:
+        """Make `work` look into the inbox."""
+        self._inbox.put(letter)
+        if not self._host.takes_turns:
+            self._host.wake()
+        if self._bells is not None:
+            self._bells.ring(self._rank)
+
+    def work(self) -> None:
+        """Take messages and answer them, for as long as the actor lives. Envs are built and stepped in this thread, or
+        by workers of the host."""
+        backoff = PollBackoff(TIMES)
+        waiting: list[Callable[[bytes], None]] = []
+        while True:
+            if self._host.idle or not self._host.takes_turns:
+                while (letter := self._next(backoff)) is not None:
+                    backoff.came()
+                    data, reply = letter
+                    waiting.append(reply)
+                    self._host.admit(data)  # each message has one answer, but the answers may come in another order
+                    if self._host.takes_turns:
+                        break
+            if not self._host.idle:
+                look = not self._host.takes_turns and self._requests is not None
+                for answer in self._host.poll(Deadline.after(max(backoff.sleep, SHORTEST_POLL)) if look else NEVER):
+                    waiting.pop(0)(answer)
+                    backoff.restart()
+
+    def _next(self, backoff: PollBackoff) -> _Letter | None:
+        """The next message, or None. Waits for a while if there is nothing else to do."""
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get_nowait()
+        if self._requests is None:
+            return self._inbox.get() if self._host.idle else None
+        data = self._requests.take()
+        if data is not None:
+            return data, self._send
+        if self._host.idle:
+            backoff.bells, backoff.woken = self._bells, self._rings
+            backoff.wait()
+            backoff.woken = False  # rings do not end a wait for local workers
+        return None
+
+    def _send(self, answer: bytes) -> None:
+        assert self._answers is not None
+        if len(answer) > SLOT_BYTES:
+            self._large.put(answer)
+            answer = TOO_LARGE
+        if not self._answers.put(answer):
+            raise RuntimeError("the caller does not take the answers any more")
+        if self._bells is not None:
+            self._bells.ring(0)
+
+
+def without_copy(data: bytes) -> Any:
+    """A large message as an array, which Ray neither copies nor pickles; a small one as it is."""
+    return np.frombuffer(data, np.uint8) if len(data) >= BY_BUFFER else data
 
 
 class Listener:
@@ -39,19 +230,14 @@ class Listener:
     def add(self, link: RayLink) -> None:
         """Open the channel to a link's actor, and listen to it."""
         self._new.put(link)
-        self.wake()
+        self.bells.ring(0)  # it looks for work
         if self._thread is None:
             self._thread = threading.Thread(target=self._main, name="shoal-listener", daemon=True)
             self._thread.start()
 
-    def wake(self) -> None:
-        """Make the thread look for work."""
-        self.bells.ring(0)
-
     def close(self) -> None:
-        """End the thread."""
         self._over = True
-        self.wake()
+        self.bells.ring(0)  # it looks for work
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
         self.memory.close()
@@ -75,17 +261,13 @@ class Listener:
 
 
 class RayLink:
-    """The connection to one actor.
-
-    Attributes:
-        rings: whether this process and the actor wake each other by bells.
-        killed: whether `kill` was called.
-    """
+    """The caller's end of the connection to one actor."""
 
     def __init__(self, ray: Any, actor: Any, deliver: Deliver, place_timeout: float, listener: Listener):
         self._ray, self._actor, self._deliver, self._listener = ray, actor, deliver, listener
         self._serve = actor.serve.options(concurrency_group="mail")
-        self.killed = self.rings = False
+        self.killed = False
+        self.rings = False  # whether this process and the actor wake each other by bells
         self._requests: RayChannel | None = None
         self._answers: RayChannel | None = None
         self._sent = self._answered = 0  # messages by channels
@@ -105,15 +287,12 @@ class RayLink:
             self._answers, self.rings = future.result()
             self._listener.add(self)
 
-    # ---- channels ----------------------------------------------------------------------------------------------
-
     @property
     def unanswered(self) -> int:
         """The number of messages that were sent by the channel and not answered."""
         return 0 if self.killed else self._sent - self._answered
 
     def open(self) -> None:
-        """Open the channel to the actor."""
         try:
             requests = open_channel(self._ray, self._actor, self._ray.get_runtime_context().get_node_id())
             if requests is not None:
@@ -139,11 +318,8 @@ class RayLink:
             self._requests = None  # the answers that follow will be as large
             self._call(self._actor.fetch.options(concurrency_group="control"))
         else:
-            for answer in pickle.loads(data):
-                self._deliver(answer)
+            self._deliver(data)
         return True
-
-    # ---- messages ----------------------------------------------------------------------------------------------
 
     def post(self, data: bytes) -> None:
         requests = self._requests
@@ -169,12 +345,7 @@ class RayLink:
         if self.killed:
             return
         error = future.exception()
-        if error is not None:
-            self._deliver(HostLost(_reason(error)))
-            return
-        result = future.result()
-        for answer in result if isinstance(result, list) else [result]:
-            self._deliver(answer)
+        self._deliver(future.result() if error is None else HostLost(_reason(error)))
 
     def _give_up(self, seconds: float) -> None:
         self.kill()
@@ -189,28 +360,33 @@ class RayLink:
             except Exception:
                 return  # the actor or Ray has ended
             finally:
-                self._listener.wake()
+                self._listener.bells.ring(0)  # it looks at whether links were killed
+
+
+DIED = "died with its node"
+CRASHED = (
+    "has ended without a word: it was killed, perhaps by the system for lack of memory, native code of an env crashed, "
+    "or an env has called os._exit"
+)
+REASONS = {  # what Ray says of an actor that is gone, and what we say
+    "node has died": DIED, "node died": DIED, "NODE_DIED": DIED,
+    "running low on memory": "was ended by Ray because its node ran out of memory: use fewer envs, or larger nodes",
+    "ActorUnavailableError": "cannot be reached any more: its node, or the way there, is gone",
+    "connection error code 2": CRASHED, "died unexpectedly": CRASHED,
+}  # fmt: skip
 
 
 def _reason(error: BaseException) -> str:
     """Why an actor does not answer, as the end of a sentence that begins with the worker."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines)
+    kind, text = type(error).__name__, " ".join(lines)
     if "failed to import" in text:
         causes = re.findall(r"\b\w+Error: [^\n]*", str(error))
         cause = f" ({causes[-1]})" if causes else ""
         return f"cannot run there: its node has no Shoal, or not all that Shoal needs{cause}: install it on every node"
-    if "node has died" in text or "node died" in text or "NODE_DIED" in text:
-        return "died with its node"
-    if "running low on memory" in text:
-        return "was ended by Ray because its node ran out of memory: use fewer envs, or larger nodes"
-    if type(error).__name__ == "ActorUnavailableError":
-        return "cannot be reached any more: its node, or the way there, is gone"
-    if "connection error code 2" in text or "died unexpectedly" in text:
-        return (
-            "has ended without a word: it was killed, perhaps by the system for lack of memory, native code of an env "
-            "crashed, or an env has called os._exit"
-        )
+    for said, reason in REASONS.items():
+        if said in f"{kind} {text}":
+            return reason
     details = [line for line in lines if "exit detail" in line or "exit type" in line or "killed" in line]
     found = " ".join(details) or (lines[0] if lines else "Ray gives no reason")
-    return f"is gone: {type(error).__name__}: {found[:400]}"
+    return f"is gone: {kind}: {found[:400]}"
