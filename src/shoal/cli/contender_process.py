@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +128,6 @@ class ContenderProcess:
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         last = f": {lines[-1].strip()[:200]}" if lines else ""
         return ContenderLost("failed", f"its process died ({how}){last}")
-
-
-def run_together(copies: Sequence[ContenderProcess], warm: float, seconds: float, patience: float) -> float:
-    """Let all copies of a contender step at the same time; return the sum of their steps per second."""
-    for copy in copies:
-        copy.ask("run", warm, seconds)
-    tallies: list[Tally] = [copy.answer(patience) for copy in copies]
-    return sum(tally.steps / tally.seconds for tally in tallies)
 
 
 # ---- in that process ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import shoal
 from shoal.cli.work import Work
 from shoal.pool import Pool
 from shoal.support.usage import Skip
-from shoal.tuning.driver import PoolDriver
+from shoal.tuning.lab import PoolDriver
 
 BACKENDS = ("serial", "threads", "processes", "hybrid", "auto")
 # With more envs, one process for each measures the machine's memory rather than the library.

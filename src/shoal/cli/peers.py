@@ -91,14 +91,10 @@ class TianshouDummy(_CountingPeer):
 
 
 class TianshouSubproc(TianshouDummy):
-    """tianshou's process for each env."""
-
     kind, process_per_env = "SubprocVectorEnv", True
 
 
 class TianshouShmem(TianshouDummy):
-    """tianshou's process for each env, with observations in shared memory."""
-
     kind, process_per_env = "ShmemVectorEnv", True
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.bench import RateSummary, Result, Row
 from shoal.cli.contenders import Role
+from shoal.cli.work import first_line
 from shoal.support.optional_dependencies import install
 from shoal.support.usage import UsageError
+from shoal.tuning.result import new_figure, table
 
 SCHEMA = 1
 STYLES = {Role.LIMIT: "bold", Role.LOOP: "", Role.SHOAL: "cyan", Role.PEER: ""}
@@ -80,41 +80,19 @@ def check_plot(path: Path) -> None:
     """Refuse a plot that cannot be drawn or written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"a plot needs matplotlib: {install('plot')}")
-    check_file(path)
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"the plot is a PNG, so name it .png and not {path.name!r}")
+    check_file(path, "the plot is a PNG")
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that cannot be written."""
+def check_file(path: Path, what: str = "") -> None:
+    """Refuse a file that cannot be written, or that is not named as `what` says: its last word is the suffix."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {path.name!r} to")
     if path.is_dir():
         raise UsageError(f"{str(path)!r} is a folder, not a file")
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a message."""
-    return text.strip().partition("\n")[0]
-
-
-def table(heads: Sequence[str], title: str | None = None) -> Table:
-    """Return an empty table; the first column is aligned to the left, the others to the right."""
-    grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for at, head in enumerate(heads):
-        grid.add_column(head, justify="right" if at else "left", overflow="fold")
-    return grid
-
-
-def new_figure(width: float, height: float) -> Any:
-    """Return a matplotlib figure. It needs no display, and does not touch the user's own pyplot figures."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    suffix = f".{what.split()[-1].lower()}" if what else path.suffix.lower()
+    if path.suffix.lower() != suffix:
+        raise UsageError(f"{what}, so name it {suffix} and not {path.name!r}")
 
 
 # ---- a benchmark -------------------------------------------------------------------------------------------------
@@ -132,18 +110,12 @@ def ordered(result: Result) -> list[Row]:
 
 def cells(result: Result, row: Row) -> tuple[str, ...]:
     """Return one row as text, in the order of HEAD."""
-    start = row.starts[-1] if row.starts else None
-    workers = ""
-    if start and start.workers:
+    workers = startup = ""
+    if row.starts:
+        start, startup = row.starts[-1], f"{row.startup:.2f} s"
         size = f" x {start.worker_pss / 2**20:.0f} MiB" if start.worker_pss else ""
-        workers = f"{start.workers}{size}"
-    return (
-        row.name,
-        thousands(row.rate),
-        fraction(result.of_limit(row)),
-        f"{row.startup:.2f} s" if row.startup is not None else "",
-        workers,
-    )
+        workers = f"{start.workers}{size}" if start.workers else ""
+    return row.name, thousands(row.rate), fraction(result.of_limit(row)), startup, workers
 
 
 def notes(result: Result) -> list[str]:

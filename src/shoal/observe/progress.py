@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 def progress(total: float, timed: bool = False, shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Show a bar on stderr, and yield a function to call before each move with what is done next.
 
-    Args:
-        total: the number of moves; with `timed`, the seconds until the end.
+    `total` is the number of moves; with `timed`, the seconds until the end.
     """
     ends = (TimeElapsedColumn(),) if timed else (MofNCompleteColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *ends)

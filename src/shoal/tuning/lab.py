@@ -10,10 +10,11 @@ import contextlib
 import functools
 import gc
 import hashlib
+import itertools
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -26,7 +27,6 @@ from shoal.errors import ShoalError, SlowEnvWarning, StepTimeout
 from shoal.pool import Pool
 from shoal.support import processes
 from shoal.tuning.candidates import Candidate, EnvCost
-from shoal.tuning.driver import PoolDriver
 from shoal.worker.building import spaces_of
 from shoal.worker.measurement import MEASURING, as_one, time_steps
 
@@ -36,6 +36,46 @@ SOME_BYTES = bytes(4096)  # data for the stand-in of a policy to compute on
 
 class LabLost(Exception):
     """The lab's process has ended, with all its pools; the text says why."""
+
+
+class PoolDriver:
+    """Drives a pool as a training loop does, in full or in partial batches as the pool has them.
+
+    Args:
+        actions: batches of actions, used in turn again and again.
+        policy: what the caller does after it has received a batch; None for nothing.
+    """
+
+    def __init__(self, pool: Pool, actions: Sequence[Any], policy: Callable[[], object] | None = None, seed: int = 0):
+        self.pool, self._policy = pool, policy
+        self._actions = itertools.cycle(actions)
+        if pool.batch_size < pool.num_envs:
+            self._turn = self._partial_turn
+            pool.async_reset(seed=seed)
+        else:
+            self._turn = self._full_turn
+            pool.reset(seed=seed)
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """Take batches for about so long, at least one; return their number and the seconds that they took."""
+        turn, clock, turns = self._turn, time.perf_counter, 0
+        began = now = clock()
+        while turns == 0 or now - began < seconds:
+            turn()
+            turns += 1
+            now = clock()
+        return turns, now - began
+
+    def _full_turn(self) -> None:
+        if self._policy is not None:
+            self._policy()
+        self.pool.step(next(self._actions))
+
+    def _partial_turn(self) -> None:
+        batch = self.pool.recv()
+        if self._policy is not None:
+            self._policy()
+        self.pool.send(next(self._actions), batch.env_id)
 
 
 class Lab:
@@ -52,8 +92,8 @@ class Lab:
 
     def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float):
         self._env_fns, self._latency = list(env_fns), policy_latency
-        self._drivers: dict[int, PoolDriver] = {}
-        self._batches: dict[int, int] = {}  # how many envs a batch of each pool has
+        self._drivers: dict[int, tuple[PoolDriver, int]] = {}  # and how many envs a batch of each pool has
+        os.environ[MEASURING] = "1"  # envs of trials must not leave files behind
 
     def reset(self, **arguments: Any) -> Any:
         """Refuse: the lab is an env only so that a pool can run it."""
@@ -105,13 +145,13 @@ class Lab:
                 space = batch_space(pool.single_action_space, pool.batch_size)
                 space.seed(0)
                 policy = functools.partial(_compute, self._latency) if self._latency else None
-                self._drivers[number] = PoolDriver(pool, [space.sample() for _ in range(ACTIONS)], policy)
+                driver = PoolDriver(pool, [space.sample() for _ in range(ACTIONS)], policy)
             except BaseException:
                 pool.close()
                 raise
         except Exception as error:
             return _describe(error)
-        self._batches[number] = candidate.batch_size
+        self._drivers[number] = driver, candidate.batch_size
         return time.perf_counter() - began
 
     def time(self, number: int, warm: float, seconds: float) -> float | str:
@@ -119,18 +159,18 @@ class Lab:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SlowEnvWarning)
-                self._drivers[number].run(warm)
-                turns, took = self._drivers[number].run(seconds)
+                driver, batch = self._drivers[number]
+                driver.run(warm)
+                turns, took = driver.run(seconds)
         except Exception as error:
             return _describe(error)
-        return turns * self._batches[number] / took
+        return turns * batch / took
 
     def end(self, number: int) -> None:
         """Close a pool."""
-        driver = self._drivers.pop(number, None)
-        if driver is not None:
+        if number in self._drivers:
             with contextlib.suppress(Exception):  # an env that raises in close must not spoil other trials
-                driver.pool.close()
+                self._drivers.pop(number)[0].pool.close()
 
     def close(self) -> None:
         """Close all pools."""
@@ -165,7 +205,7 @@ class LabPool:
     """
 
     def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float, backend: Literal["processes", "serial"]):
-        self._make, self._backend = functools.partial(_make_lab, list(env_fns), policy_latency), backend
+        self._make, self._backend = functools.partial(Lab, list(env_fns), policy_latency), backend
         self._pool: Pool | None = None
         self._before = os.environ.get(MEASURING)
 
@@ -198,8 +238,3 @@ class LabPool:
         os.environ.pop(MEASURING, None)
         if self._before is not None:
             os.environ[MEASURING] = self._before
-
-
-def _make_lab(env_fns: Sequence[EnvFn], policy_latency: float) -> Lab:
-    os.environ[MEASURING] = "1"  # envs of trials must not leave files behind
-    return Lab(env_fns, policy_latency)

@@ -34,7 +34,7 @@ from shoal.tuning.candidates import (
     spin_variants,
 )  # fmt: skip
 from shoal.tuning.lab import LabLost, LabPool
-from shoal.tuning.result import Trial, TuneResult
+from shoal.tuning.result import Trial, TuneResult, quartiles
 
 Notify = Callable[[str], None]
 
@@ -217,7 +217,9 @@ class Search:
             rate = self._ask(trial, "time", self._open[trial], 0.2 * RUN, self._run_seconds(trial))
         except LabLost as lost:
             self._open.clear()
-            self._lose(trial, str(lost))
+            if self._left > 0 or trial.state != "ran":  # else the time was over, and it has run before
+                self._losses[trial.candidate.backend] += 1
+                trial.out("failed", str(lost))
             return None
         except _Failed as failed:
             self._close(trial)
@@ -226,12 +228,6 @@ class Search:
         self._open[trial] = self._open.pop(trial)
         trial.ran(rate)
         return rate
-
-    def _lose(self, trial: Trial, why: str) -> None:
-        """Note that a trial has ended the lab, unless it has run before and the time is over."""
-        if self._left > 0 or trial.state != "ran":
-            self._losses[trial.candidate.backend] += 1
-            trial.out("failed", why)
 
     def _ask(self, trial: Trial, name: str, *arguments: Any) -> float:
         expected, left = self._seconds_for(trial), self._left
@@ -272,7 +268,8 @@ class Search:
         chosen = self._choose()
         if chosen.state == "ran":
             others = len(self.tried) - 1
-            reason = f"tuned: {chosen.rate:,.0f} steps/s ({chosen.low:,.0f} to {chosen.high:,.0f})"
+            low, median, high = quartiles(chosen.rates)
+            reason = f"tuned: {median:,.0f} steps/s ({low:,.0f} to {high:,.0f})"
             reason += f", the best of {others + 1} that were tried" if others else ", and nothing else was tried"
         else:
             reason = f"{chosen.expected:,.0f} steps/s are expected; there was no time to try it"
@@ -280,8 +277,7 @@ class Search:
         return TuneResult(plan, cost, trials, self.limits, self._took)
 
     def _choose(self) -> Trial:
-        scores = self._scores()
-        if scores:
+        if scores := self._scores():
             best = max(scores.values())
             good = [trial for trial, score in scores.items() if score * CLOSE >= best]
             return min(good, key=lambda trial: trial.candidate.simplicity)
