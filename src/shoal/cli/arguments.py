@@ -11,8 +11,6 @@ from typing import Any
 
 from shoal.cli.contenders import BACKENDS
 
-# ---- types -------------------------------------------------------------------------------------------------------
-
 
 def whole_number(text: str, low: int, high: float, allowed: str) -> int:
     """Read a whole number from `low` to `high`; `allowed` says that in words."""
@@ -60,9 +58,6 @@ def memory(text: str) -> int:
     if not 1 <= found < 2**60:
         raise argparse.ArgumentTypeError(f"must be a size such as 500M or 4G, not {text!r}")
     return int(found)
-
-
-# ---- tables ------------------------------------------------------------------------------------------------------
 
 
 Option = tuple[tuple[str, ...], str, dict[str, Any]]

@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 from shoal.cli.contender_process import ContenderLost, ContenderProcess
 from shoal.cli.contenders import Contender, Opened, Role, limits, shoals
 from shoal.cli.work import Work, check_batch_size, look_here, probe
-from shoal.observe.progress import progress
+from shoal.observe.progress import Notify, progress
 from shoal.support.cores import usable_cores
 from shoal.support.processes import stolen_seconds
 from shoal.tuning.result import quartiles
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -277,7 +275,6 @@ def ticks(contenders: Sequence[Contender], settings: Settings) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `shoal bench`."""
     from shoal.cli import doctor, peers, report  # `report` needs this module
 
     output = report.Output(options)

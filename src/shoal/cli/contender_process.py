@@ -112,12 +112,6 @@ class ContenderProcess:
                         os.kill(process.pid, signal.SIGKILL)
         self._log.close()
 
-    def __enter__(self) -> ContenderProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.end(gently=kind is None)
-
     def _gone(self) -> ContenderLost:
         try:
             code = self._process.wait(timeout=1.0)
@@ -166,7 +160,9 @@ class ContenderCommands:
 
     def close(self) -> None:
         """Close the runner. The process stays, and may open another."""
-        self.runner.close()
+        runner = self.runner
+        del self.runner  # so that the next start does not wait for its end
+        runner.close()
 
 
 def main() -> None:

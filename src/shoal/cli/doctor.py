@@ -25,7 +25,6 @@ INTEGRATIONS = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `shoal doctor`."""
     output = report.Output(options)
     known = facts()
     output.write(lambda: known, lambda console: console.print(table(known)))
@@ -89,7 +88,6 @@ def dev_shm() -> dict[str, int] | None:
 
 
 def table(known: dict[str, Any]) -> Table:
-    """Lay the facts out for reading."""
     grid = Table(title="shoal doctor", title_justify="left", show_header=False)
     grid.add_column(style="bold")
     grid.add_column()

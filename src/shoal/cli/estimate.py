@@ -26,7 +26,6 @@ ACTION_BYTES = 8.0  # of a Discrete action
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `shoal estimate`."""
     output = report.Output(options)
     if options.env is None and options.obs_bytes is None:
         raise UsageError("--env-ms says nothing about bytes: give --obs-bytes too, or --env to have both measured")
@@ -165,7 +164,6 @@ def _assumed(advice: Advice, source: str) -> str:
 
 
 def as_dict(advice: Advice, source: str, env: str | None) -> dict[str, Any]:
-    """Return everything as plain values."""
     setup, now, cluster = advice.setup, advice.prediction, asdict(advice.cluster)
     step, costs = cluster.pop("step"), cluster.pop("costs")
     return {

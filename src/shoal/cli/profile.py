@@ -72,9 +72,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-# ---- flame graph -----------------------------------------------------------------------------------------------
-
-
 def find_spy(flame: Path) -> str:
     """Return the command py-spy. Raises UsageError if it is not installed, or its picture cannot be saved."""
     beside = Path(sys.executable).with_name("py-spy")
@@ -102,9 +99,6 @@ def take_flame(spy: str, flame: Path, seconds: int, driver: PoolDriver, notify: 
         lines = [line.removeprefix("Error: ") for line in said.splitlines() if line.startswith("Error")]
         what = lines[0] if lines else work.first_line(said) or "it did not end in time"
         raise UsageError(f"py-spy could not look at process {pid}: {what} (it may need root, or CAP_SYS_PTRACE)")
-
-
-# ---- plot ------------------------------------------------------------------------------------------------------
 
 
 def plot(env: str, stats: PoolStats, path: Path) -> None:

@@ -47,7 +47,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _goal(options: argparse.Namespace) -> int:
-    """How many steps or episodes."""
     return int(options.episodes or options.steps)
 
 
@@ -61,7 +60,6 @@ class OneVideo(RecordVideo):
 
     @property
     def frames(self) -> int:
-        """How many there are so far."""
         return self._frames
 
     def bind(self, bound: Bound) -> Space[Any]:
@@ -139,7 +137,6 @@ def record(options: argparse.Namespace, notify: Callable[[str], None]) -> tuple[
 
 
 def find_policy(name: str) -> Policy:
-    """Return the function behind module:function."""
     if ":" not in name:
         raise UsageError(f"the policy must be module:function, not {name!r}")
     with work.refusing(f"there is no policy {name!r}"):

@@ -28,14 +28,10 @@ COLOURS = {Role.LIMIT: "#444444", Role.LOOP: "#888888", Role.SHOAL: "#0072b2", R
 HEAD = ("", "steps/s", "of the limit", "start", "workers")
 
 
-# ---- any command -------------------------------------------------------------------------------------------------
-
-
 class Output:
     """Where the result of a command goes: to the terminal, or as JSON to stdout, and to the files that the user named.
 
-    Raises:
-        UsageError: a file cannot be written. It is raised here, before the command does any work.
+    A file that cannot be written is refused here, before the command does any work.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -95,9 +91,6 @@ def check_file(path: Path, what: str = "") -> None:
         raise UsageError(f"{what}, so name it {suffix} and not {path.name!r}")
 
 
-# ---- a benchmark -------------------------------------------------------------------------------------------------
-
-
 def ordered(result: Result) -> list[Row]:
     """Return the rows as they are read: first the loops, then the others, the fastest first, last those that failed."""
     loops = {Role.LIMIT: 0, Role.LOOP: 1}
@@ -140,7 +133,6 @@ def headline(result: Result) -> str:
 
 
 def thousands(value: RateSummary | None) -> str:
-    """Write a rate in thousands of steps a second."""
     if value is None:
         return ""
     digits = 2 if value.median < 10_000 else 1 if value.median < 100_000 else 0
@@ -171,7 +163,6 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 
 def as_dict(results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return results and machine as plain values."""
     return {"schema": SCHEMA, "machine": machine, "results": [result.as_dict() for result in results]}
 
 

@@ -50,7 +50,6 @@ def look_here(*names: str) -> None:
 
 
 def check_batch_size(batch_size: int | None, num_envs: int) -> None:
-    """Refuse a batch of more envs than there are."""
     if batch_size and batch_size > num_envs:
         raise UsageError(f"a batch of {batch_size} is more than {num_envs} envs")
 
@@ -73,7 +72,6 @@ class Work:
     seed: int = 0
 
     def env_fn(self) -> EnvFn:
-        """Return the function that builds one env."""
         return env_fn(self.env)
 
     def actions(self, lanes: int | None = None) -> list[Any]:

@@ -51,7 +51,6 @@ class RunningPool:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Identifies the pool."""
         return self.pid, self.inode
 
 
@@ -67,23 +66,17 @@ class Unreadable(NamedTuple):
 class Look:
     """The counters of a pool at one moment. Each has one writer, and writers do not wait for each other.
 
-    Attributes:
-        at_ns: the moment, on the monotonic clock, which all processes share.
-        workers: int64 or float64 [workers] for each column of `stats` and `episode_sums` that is read.
-        restarts: the number of envs that were replaced.
-        answers: int64 [workers], of all lanes of each worker; unlike `steps`, it moves with every lane.
-        roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while the worker is replaced), first
-            lane, lane after the last.
-        pending, done: bool [lanes]: the lane has an action and was not yet received; its answer is finished.
+    A row of the roster is the process id (0 for the caller's own process, -1 while the worker is replaced), the first
+    lane, and the lane after the last.
     """
 
-    at_ns: int
-    workers: dict[str, npt.NDArray[Any]]
-    restarts: int
-    answers: npt.NDArray[np.int64]
-    roster: npt.NDArray[np.int64]
-    pending: npt.NDArray[np.bool_]
-    done: npt.NDArray[np.bool_]
+    at_ns: int  # on the monotonic clock, which all processes share
+    workers: dict[str, npt.NDArray[Any]]  # [workers] for each column of `stats` and `episode_sums` that is read
+    restarts: int  # envs that were replaced
+    answers: npt.NDArray[np.int64]  # [workers], of all lanes of each; unlike `steps`, it moves with every lane
+    roster: npt.NDArray[np.int64]  # [workers, 3]
+    pending: npt.NDArray[np.bool_]  # [lanes]: it has an action and was not yet received
+    done: npt.NDArray[np.bool_]  # [lanes]: it is pending, and its answer is finished
 
 
 # ---- finding -------------------------------------------------------------------------------------------------
@@ -247,55 +240,39 @@ def check_process(pid: int) -> None:
 
 @dataclass(frozen=True)
 class WorkerRates:
-    """What one worker has done.
-
-    Attributes:
-        pid: None for threads and for the caller's own block.
-        envs: the first and the last of its envs.
-        busy: the share of the time in which it was stepping.
-        env, env_seconds: the env that it is stepping or resetting now, and since when.
-        away: the worker has died and is being replaced.
-    """
+    """What one worker has done."""
 
     index: int
-    pid: int | None
-    envs: tuple[int, int]
+    pid: int | None  # None for threads and for the caller's own block
+    envs: tuple[int, int]  # the first and the last
     steps_per_second: float
     episodes_per_second: float
-    busy: float
-    env: int | None
-    env_seconds: float
-    away: bool
+    busy: float  # the share of the time in which it was stepping
+    env: int | None  # that it is stepping or resetting now,
+    env_seconds: float  # and since when
+    away: bool  # it has died and is being replaced
 
 
 @dataclass(frozen=True)
 class PoolRates:
-    """What one pool has done in `interval` seconds.
-
-    Attributes:
-        seconds: the age of the pool.
-        steps, episodes, restarts: all of them so far; episodes that have ended, and envs that were replaced.
-        mean_return, mean_length: of the episodes that ended in the interval; None if none did.
-        pending: the number of lanes that have an action and no answer that the caller has received.
-        done: the number of pending lanes with a finished answer.
-    """
+    """What one pool has done in `interval` seconds."""
 
     pid: int
     env: str
     backend: str
     envs: int
     batch_size: int
-    seconds: float
+    seconds: float  # the age of the pool
     interval: float
-    steps: int
-    episodes: int
-    restarts: int
+    steps: int  # all of them so far,
+    episodes: int  # those that have ended so far,
+    restarts: int  # and envs that were replaced so far
     steps_per_second: float
     episodes_per_second: float
-    mean_return: float | None
+    mean_return: float | None  # of the episodes that ended in the interval; None if none did
     mean_length: float | None
-    pending: int
-    done: int
+    pending: int  # lanes that have an action and no answer that the caller has received
+    done: int  # pending lanes with a finished answer
     workers: list[WorkerRates]
 
 
@@ -307,7 +284,6 @@ def at_its_start(pool: RunningPool, now: Look) -> Look:
 
 
 def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
-    """Return the rates between two looks."""
     seconds = max((now.at_ns - before.at_ns) / 1e9, 1e-9)
 
     # Nothing is locked, so a counter that was read halfway may go backwards.

@@ -166,7 +166,6 @@ class Screen:
         return table
 
     def _summary(self, workers: Sequence[WorkerRates]) -> Group:
-        """Summarize more workers than there are lines."""
         shares = np.array([worker.busy for worker in workers])
         counts, _ = np.histogram(shares, BINS, (0.0, 1.0))
         low, middle, high = np.percentile(shares, (0, 50, 100))
@@ -209,7 +208,6 @@ def top(pid: int | None, interval: float, once: bool, as_json: bool, console: Co
 
 
 def _print_look(watch: Watch, pid: int | None, as_json: bool, console: Console) -> int:
-    """Look once and print what is found."""
     found = watch.look()
     if not found:
         return _tell_why(watch, pid)

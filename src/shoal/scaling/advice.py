@@ -56,9 +56,8 @@ class Cluster:
         number("latency, in seconds", self.latency, 0.0, LONGEST)
 
     def setup(self, actors_per_node: int, in_flight: int) -> Setup:
-        """Return a way to run it. The envs of each actor are rounded up."""
         actors = self.nodes * actors_per_node
-        per_actor = -(-self.envs // actors)
+        per_actor = -(-self.envs // actors)  # rounded up
         envs = per_actor * actors
         size = -(-envs // in_flight) if self.batch_size is None else self.batch_size
         return Setup(

@@ -41,9 +41,7 @@ class LabLost(Exception):
 class PoolDriver:
     """Drives a pool as a training loop does, in full or in partial batches as the pool has them.
 
-    Args:
-        actions: batches of actions, used in turn again and again.
-        policy: what the caller does after it has received a batch; None for nothing.
+    The batches of actions are used in turn again and again. `policy` is what the caller does with each batch.
     """
 
     def __init__(self, pool: Pool, actions: Sequence[Any], policy: Callable[[], object] | None = None, seed: int = 0):
@@ -79,12 +77,7 @@ class PoolDriver:
 
 
 class Lab:
-    """Builds, runs and closes pools, each known by a number.
-
-    Args:
-        env_fns: one for each env, or a single one for all.
-        policy_latency: seconds of computing between two batches.
-    """
+    """Builds, runs and closes pools, each known by a number. Envs have a function each, or a single one for all."""
 
     # A pool takes the lab for an env, so it needs spaces.
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
@@ -167,13 +160,11 @@ class Lab:
         return turns * batch / took
 
     def end(self, number: int) -> None:
-        """Close a pool."""
         if number in self._drivers:
             with contextlib.suppress(Exception):  # an env that raises in close must not spoil other trials
                 self._drivers.pop(number)[0].pool.close()
 
     def close(self) -> None:
-        """Close all pools."""
         for number in list(self._drivers):
             self.end(number)
 
@@ -199,9 +190,7 @@ def _describe(error: BaseException) -> str:
 class LabPool:
     """A pool of one env, the lab. The next call after its process was lost starts a new one.
 
-    Args:
-        backend: "processes" for a lab in a process of its own, or "serial" for one in this process, for envs that
-            cannot be pickled. Here a trial that hangs cannot be ended.
+    With "serial" the lab is in this process, for envs that cannot be pickled. Here a trial that hangs cannot be ended.
     """
 
     def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float, backend: Literal["processes", "serial"]):
@@ -210,12 +199,7 @@ class LabPool:
         self._before = os.environ.get(MEASURING)
 
     def call(self, name: str, *arguments: Any, timeout: float) -> Any:
-        """Call a method of the lab.
-
-        Raises:
-            LabLost: no answer came within `timeout` seconds, or the process died.
-            EnvError: the method raised.
-        """
+        """Call a method of the lab. Raises LabLost if no answer comes in time or the process dies, else EnvError."""
         try:
             if self._pool is None:
                 self._pool = Pool([self._make], backend=self._backend, start_timeout=timeout)

@@ -185,7 +185,6 @@ class HeatMap:
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     def plot(self, path: Path) -> None:
-        """Save it as a picture."""
         values = [[self.value(row, column) for column in self.columns] for row in self.rows]
         numbers = [[one if isinstance(one, float) else float("nan") for one in line] for line in values]
         figure = new_figure(2.5 + 0.8 * len(self.columns), 1.2 + 0.34 * len(self.rows))

@@ -12,31 +12,21 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shoal.envs.functions import EnvFn, as_env_fns, pickle_env_fns
 from shoal.errors import BadEnv, EnvError, StartError, StepTimeout
+from shoal.observe.progress import Notify
 from shoal.observe.words import size
 from shoal.support import processes
 from shoal.support.checks import check_choice, number, positive_number, whole_number
 from shoal.support.cores import usable_cores
 from shoal.tuning import BACKENDS
-from shoal.tuning.candidates import (
-    CLOSE,
-    Candidate,
-    EnvCost,
-    Limits,
-    all_candidates,
-    in_order,
-    neighbours,
-    spin_variants,
-)  # fmt: skip
+from shoal.tuning.candidates import CLOSE, Candidate, EnvCost, Limits, all_candidates, in_order, neighbours, other_spins
 from shoal.tuning.lab import LabLost, LabPool
 from shoal.tuning.result import Trial, TuneResult, quartiles
-
-Notify = Callable[[str], None]
 
 FIRST, SECOND = 0.45, 0.5  # the parts of the remaining time for the first two stages; the third has the rest
 KEPT, LEADERS, FINALISTS = 8, 2, 5
@@ -72,7 +62,6 @@ class Search:
 
     @property
     def tried(self) -> list[Trial]:
-        """The trials that have run."""
         return [trial for trial in self._trials.values() if trial.state == "ran"]
 
     # ---- the stages ---------------------------------------------------------------------------------------
@@ -146,7 +135,7 @@ class Search:
         best, known = self._best(KEPT), list(self._trials)
         leaders = best[:LEADERS]
         near = [self._trials[one] for leader in leaders for one in neighbours(leader.candidate, known)]
-        spinning = [(leader, one) for leader in leaders for one in spin_variants(leader.candidate)]
+        spinning = [(leader, one) for leader in leaders for one in other_spins(leader.candidate)]
         near += [self._trials.setdefault(one, Trial(one, leader.expected)) for leader, one in spinning]
         near = [trial for trial in near if trial.state in ("waiting", "not tried")]
         trials = list(dict.fromkeys([*leaders, *self._favourites(), *best, *near]))
@@ -259,11 +248,7 @@ class Search:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def result(self) -> TuneResult:
-        """Return what was found so far.
-
-        Raises:
-            StartError: no trial has run, and none is left that could.
-        """
+        """Return what was found so far. Raises StartError if no trial has run, and none is left that could."""
         cost, trials = self.cost, sorted(self._trials.values(), key=lambda trial: trial.place)
         chosen = self._choose()
         if chosen.state == "ran":
