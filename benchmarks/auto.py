@@ -14,7 +14,8 @@ import common
 from shoal.cli import contenders
 from shoal.cli.bench import Result
 from shoal.cli.contenders import Contender, Role
-from shoal.cli.report import first_line, fraction, thousands
+from shoal.cli.report import fraction, thousands
+from shoal.cli.work import first_line
 
 AUTO = "Shoal auto"
 

@@ -27,6 +27,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import time
 from dataclasses import asdict
@@ -40,8 +41,7 @@ from rich.table import Table
 
 import shoal
 import shoal.support.cores
-from shoal.scaling import Advice, Cluster, Costs, Setup, StepTime, advise, simulate
-from shoal.scaling import measured as measured_costs
+from shoal.scaling import Advice, Cluster, Costs, Setup, StepTime, advise, model, simulate
 from shoal.scaling.model import ANSWER_LANE, LARGE
 
 RESULTS = Path(__file__).parent / "results"
@@ -242,10 +242,11 @@ def machine() -> str:
 
 def save(costs: dict[str, float]) -> None:
     """Write them where shoal.scaling reads them, with two digits: there is no more in them."""
-    path = Path(measured_costs.__file__)
-    head = path.read_text().partition("MEASURED_ON =")[0]
-    lines = "".join(f'    "{name}": {value:.2g},\n' for name, value in costs.items())
-    path.write_text(f'{head}MEASURED_ON = "{machine()}"\nCOSTS = {{\n{lines}}}\n')
+    path = Path(model.__file__)
+    text = re.sub('MEASURED_ON = ".*"', f'MEASURED_ON = "{machine()}"', path.read_text())
+    for name, value in costs.items():
+        text = re.sub(rf"^    {name}: float = .*$", f"    {name}: float = {value:.2g}", text, flags=re.MULTILINE)
+    path.write_text(text)
     print(f"saved to {path}: update the table of docs/scaling.md, too")
 
 

@@ -38,11 +38,16 @@ def field(workers: int) -> list[Contender]:
 def start_once(contender: Contender, work: Work) -> dict[str, Any]:
     """Start in a fresh interpreter, close, start again in the same one."""
     begin = time.perf_counter()
-    with ContenderProcess() as host:
+    host = ContenderProcess()
+    try:
         cold = host.open(contender, work, PATIENCE)
         script = time.perf_counter() - begin
         host.close_runner()
         warm = host.open(contender, work, PATIENCE)
+    except BaseException:
+        host.end(gently=False)
+        raise
+    host.end()
     return {
         "script": script,
         "cold": cold.seconds,

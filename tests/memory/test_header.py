@@ -16,7 +16,7 @@ import shoal
 from envs import CountEnv
 from shoal.memory import header
 from shoal.native import layout
-from shoal.observe import rates, running_pools
+from shoal.observe import running_pools
 
 
 def page() -> Any:
@@ -118,7 +118,7 @@ def looked_at(pid: int) -> int:
             now = running_pools.look(pool)
         except running_pools.Gone:
             return 0
-        rates.between(pool, rates.at_its_start(pool, now), now)
+        running_pools.between(pool, running_pools.at_its_start(pool, now), now)
     return len(found)
 
 

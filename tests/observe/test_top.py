@@ -25,10 +25,9 @@ from rich.console import Console
 import shoal
 from envs import CountEnv, GateEnv
 from shoal.cli import main
-from shoal.observe import rates, running_pools
+from shoal.observe import running_pools
 from shoal.observe.running_pools import Look, RunningPool
-from shoal.observe.screen import Screen
-from shoal.observe.top import Watch
+from shoal.observe.top import Screen, Watch
 
 BACKENDS = ("serial", "threads", "processes", "hybrid")
 STEPPING = """
@@ -88,7 +87,7 @@ def top(*arguments: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*TOP, *map(str, arguments)], capture_output=True, text=True, timeout=60)
 
 
-def told(watch: Watch) -> rates.PoolRates:
+def told(watch: Watch) -> running_pools.PoolRates:
     """What the one pool that is watched has done since the last look."""
     [found] = watch.look()
     return found
@@ -317,8 +316,6 @@ AS_NOBODY = """
 import os, sys
 from shoal.cli import main
 from shoal.observe import running_pools
-from shoal.observe import rates
-from shoal.observe import screen
 from shoal.observe import top
 os.setuid(65534)
 sys.exit(main.main(sys.argv[1:]))
@@ -451,21 +448,21 @@ POOL = RunningPool(1, 2, 3, ABOUT)
 def test_rates_are_those_of_the_interval() -> None:
     before = look(2, 10, answers=[50, 60], busy_ns=[9e9, 1e9], ended=[5, 6], length=[50, 60], **{"return": [1, 2]})
     now = look(2, 12, answers=[150, 60], busy_ns=[10e9, 1e9], ended=[9, 6], length=[90, 60], **{"return": [7, 2]})
-    seen = rates.between(POOL, before, now)
+    seen = running_pools.between(POOL, before, now)
     assert (seen.interval, seen.seconds, seen.steps, seen.steps_per_second) == (2.0, 12.0, 210, 50.0)
     assert (seen.episodes_per_second, seen.mean_return, seen.mean_length) == (2.0, 1.5, 10.0)
     assert [worker.busy for worker in seen.workers] == [0.5, 0.0]
-    quiet = rates.between(POOL, now, now)
+    quiet = running_pools.between(POOL, now, now)
     assert (quiet.steps_per_second, quiet.mean_return, quiet.mean_length) == (0.0, None, None)
 
 
 def test_counters_that_were_read_halfway_make_no_nonsense() -> None:
     high, low = look(1, 5, answers=9, busy_ns=9e9, ended=9), look(1, 6, answers=1, busy_ns=1e9, ended=1)
-    seen = rates.between(POOL, high, low)
+    seen = running_pools.between(POOL, high, low)
     assert (seen.steps_per_second, seen.episodes_per_second, seen.workers[0].busy) == (0.0, 0.0, 0.0)
-    late = rates.between(POOL, look(1, 5), look(1, 6, at=1, since_ns=9e9, ended=2, **{"return": np.nan}))
+    late = running_pools.between(POOL, look(1, 5), look(1, 6, at=1, since_ns=9e9, ended=2, **{"return": np.nan}))
     assert (late.workers[0].env, late.workers[0].env_seconds, late.mean_return) == (0, 0.0, None)
-    assert rates.between(POOL, look(1, 5), look(1, 6, busy_ns=9e9)).workers[0].busy == 1.0
+    assert running_pools.between(POOL, look(1, 5), look(1, 6, busy_ns=9e9)).workers[0].busy == 1.0
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -475,7 +472,7 @@ def test_workers_that_do_not_fit_become_a_summary(encoding: str, workers: int, h
     console = Console(file=file, width=110, force_terminal=False)
     at = np.zeros(workers, int)
     at[2] = 3
-    seen = rates.between(
+    seen = running_pools.between(
         POOL, look(workers, 10), look(workers, 20, at=at, since_ns=13e9, busy_ns=np.arange(workers) * 1e8)
     )
     console.print(Screen(console).draw([(seen, [1.0, 2.0, 4.0])], height))

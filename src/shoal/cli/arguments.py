@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.cli.contenders import BACKENDS
-
-# ---- types -------------------------------------------------------------------------------------------------------
 
 
 def whole_number(text: str, low: int, high: float, allowed: str) -> int:
@@ -20,14 +19,8 @@ def whole_number(text: str, low: int, high: float, allowed: str) -> int:
     return int(text)
 
 
-def count(text: str) -> int:
-    """Read a whole number of at least 1."""
-    return whole_number(text, 1, math.inf, "of at least 1")
-
-
-def seed(text: str) -> int:
-    """Read a seed."""
-    return whole_number(text, 0, 2**31 - 1, "from 0 to 2**31 - 1")
+count = partial(whole_number, low=1, high=math.inf, allowed="of at least 1")
+seed = partial(whole_number, low=0, high=2**31 - 1, allowed="from 0 to 2**31 - 1")
 
 
 def batch_size(text: str) -> int | str:
@@ -67,29 +60,21 @@ def memory(text: str) -> int:
     return int(found)
 
 
-# ---- tables ------------------------------------------------------------------------------------------------------
-
-
-class Option(NamedTuple):
-    """What argparse's `add_argument` takes. Options of one `group` exclude each other."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
-    group: str = ""
+Option = tuple[tuple[str, ...], str, dict[str, Any]]
 
 
 def option(*names: str, group: str = "", **settings: Any) -> Option:
-    """Return one row of a table."""
-    return Option(names, settings, group)
+    """Return one row of a table: what argparse's `add_argument` takes. Options of one `group` exclude each other."""
+    return names, group, settings
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
     """Add the options of a table. Of a group named "one of", the user must give one."""
     groups: dict[str, Any] = {"": parser}
-    for one in options:
-        if one.group not in groups:
-            groups[one.group] = parser.add_mutually_exclusive_group(required=one.group == "one of")
-        groups[one.group].add_argument(*one.names, **one.settings)
+    for names, group, settings in options:
+        if group not in groups:
+            groups[group] = parser.add_mutually_exclusive_group(required=group == "one of")
+        groups[group].add_argument(*names, **settings)
 
 
 def _backends(name: str, choices: tuple[str, ...], text: str, **settings: Any) -> Option:
@@ -199,5 +184,16 @@ TOP = (
     option("--json", action="store_true", help="write a line of JSON for each pool and interval"),
 )
 
-SERVE: tuple[Option, ...] = ()
-DOCTOR = (JSON,)
+# The commands: what the help says of each, and its options.
+COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
+    "bench": ("measure Shoal against plain loops and other libraries", BENCH),
+    "profile": ("say where the time of a pool goes, and what would help", PROFILE),
+    "tune": ("find the plan by which an env runs fastest here", TUNE),
+    "estimate": ("estimate how fast envs on many machines will be, and say how to run them", ESTIMATE),
+    "record": ("make a video of a batch of envs, side by side", RECORD),
+    "top": ("show what the running pools are doing", TOP),
+    "serve": (
+        "under mpiexec, step envs for a script that is rank 0: mpiexec -n 1 python train.py : -n 2 shoal serve", (),
+    ),
+    "doctor": ("say what this machine and this installation offer", (JSON,)),
+}  # fmt: skip

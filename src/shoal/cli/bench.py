@@ -17,15 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from shoal.cli.contender_process import ContenderLost, ContenderProcess, run_together
+from shoal.cli.contender_process import ContenderLost, ContenderProcess
 from shoal.cli.contenders import Contender, Opened, Role, limits, shoals
 from shoal.cli.work import Work, check_batch_size, look_here, probe
-from shoal.observe.progress import progress
+from shoal.observe.progress import Notify, progress
 from shoal.support.cores import usable_cores
 from shoal.support.processes import stolen_seconds
 from shoal.tuning.result import quartiles
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,6 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The contender's name."""
         return self.contender.name
 
     @property
@@ -115,12 +112,9 @@ class Result:
 
     @property
     def limit(self) -> Row | None:
-        """The row of the limit, if there is one."""
-        found = [row for row in self.rows if row.contender.role is Role.LIMIT]
-        return found[0] if found else None
+        return next((row for row in self.rows if row.contender.role is Role.LIMIT), None)
 
     def row(self, name: str) -> Row:
-        """Return the row of that name."""
         return next(row for row in self.rows if row.name == name)
 
     def of_limit(self, row: Row) -> RateSummary | None:
@@ -133,7 +127,6 @@ class Result:
         return max(found, key=lambda row: row.rate.median if row.rate else 0.0, default=None)
 
     def best_shoal(self) -> Row | None:
-        """Return the fastest of Shoal's backends."""
         return self.best(lambda one: one.role is Role.SHOAL)
 
     def best_python_peer(self) -> Row | None:
@@ -141,7 +134,6 @@ class Result:
         return self.best(lambda one: one.role is Role.PEER and one.runner.python)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON."""
         return {
             "env": self.work.env,
             "num_envs": self.work.num_envs,
@@ -153,19 +145,19 @@ class Result:
         }
 
     def _row_dict(self, row: Row) -> dict[str, Any]:
-        rate, of_limit = row.rate, self.of_limit(row)
         peer = self.best_python_peer()
-        of_peer = row.over(peer) if peer else None
         start = row.starts[-1] if row.starts else None
+        figures = {
+            "steps_per_s": row.rate, "of_limit": self.of_limit(row),
+            "of_best_python_peer": row.over(peer) if peer else None,
+        }  # fmt: skip
         return {
             "name": row.name,
             "role": row.contender.role.value,
             "python": row.contender.runner.python,
             "status": row.status,
             "note": row.note,
-            "steps_per_s": rate._asdict() if rate else None,
-            "of_limit": of_limit._asdict() if of_limit else None,
-            "of_best_python_peer": of_peer._asdict() if of_peer else None,
+            **{name: figure and figure._asdict() for name, figure in figures.items()},
             "rates": row.rates,
             "cores_stolen": row.thefts,
             "startup_s": row.startup,
@@ -188,7 +180,6 @@ class _Entry:
         return self.row.status == "ok"
 
     def open(self) -> None:
-        """Start the contender, unless it was dropped."""
         if not self.active:
             return
         contender = self.row.contender
@@ -223,7 +214,10 @@ class _Entry:
         tries: list[tuple[float, float]] = []
         while len(tries) < settings.tries and (not tries or tries[-1][0] > settings.theft):
             before, began = stolen_seconds(), time.perf_counter()
-            rate = run_together(self._copies, settings.warm, settings.seconds, patience)
+            for copy in self._copies:
+                copy.ask("run", settings.warm, settings.seconds)
+            tallies = [copy.answer(patience) for copy in self._copies]
+            rate = sum(tally.steps / tally.seconds for tally in tallies)
             tries.append(((stolen_seconds() - before) / (time.perf_counter() - began), rate))
         theft, rate = min(tries)
         self.row.thefts.append(theft)
@@ -240,10 +234,7 @@ class _Entry:
 
 
 def measure(
-    work: Work,
-    contenders: Sequence[Contender],
-    settings: Settings | None = None,
-    notify: Notify = lambda text: None,
+    work: Work, contenders: Sequence[Contender], settings: Settings | None = None, notify: Notify = lambda text: None
 ) -> Result:
     """Run all contenders on this work; call `notify` with one line before each of `ticks` moves."""
     settings = settings or Settings()
@@ -284,7 +275,6 @@ def ticks(contenders: Sequence[Contender], settings: Settings) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `shoal bench`."""
     from shoal.cli import doctor, peers, report  # `report` needs this module
 
     output = report.Output(options)

@@ -1,8 +1,14 @@
-"""Starts a contender in its own process, sends it commands with a time limit, and ends it with all its children."""
+"""Runs a contender in its own process: sends it commands with a time limit, and ends it with all its children.
+
+In a process of its own a contender has its own interpreter lock and memory, and can crash or hang without harm to
+others. This module is the main module there, and workers that a contender starts by spawn or forkserver import it again
+as theirs. Their start must stay quick, so what takes long to import is imported inside functions.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -10,13 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.cli.contenders import Contender, Opened, Tally
-from shoal.cli.work import Work
 from shoal.support import processes
+from shoal.support.usage import Skip
+
+if TYPE_CHECKING:
+    from shoal.cli.contenders import Contender, Opened, Runner, Tally
+    from shoal.cli.work import Work
 
 CLOSE_PATIENCE = 10.0
 
@@ -30,7 +38,7 @@ class ContenderLost(Exception):
 
 
 class ContenderProcess:
-    """The process of one contender, which runs `contender_main`."""
+    """The process of one contender, which runs `main`."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -38,7 +46,7 @@ class ContenderProcess:
         # In a session of its own Ctrl-C does not reach it, and all its processes can be found.
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.cli.contender_main", str(theirs.fileno())],
+                [sys.executable, "-m", "shoal.cli.contender_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -104,12 +112,6 @@ class ContenderProcess:
                         os.kill(process.pid, signal.SIGKILL)
         self._log.close()
 
-    def __enter__(self) -> ContenderProcess:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.end(gently=kind is None)
-
     def _gone(self) -> ContenderLost:
         try:
             code = self._process.wait(timeout=1.0)
@@ -122,9 +124,66 @@ class ContenderProcess:
         return ContenderLost("failed", f"its process died ({how}){last}")
 
 
-def run_together(copies: Sequence[ContenderProcess], warm: float, seconds: float, patience: float) -> float:
-    """Let all copies of a contender step at the same time; return the sum of their steps per second."""
-    for copy in copies:
-        copy.ask("run", warm, seconds)
-    tallies: list[Tally] = [copy.answer(patience) for copy in copies]
-    return sum(tally.steps / tally.seconds for tally in tallies)
+# ---- in that process ---------------------------------------------------------------------------------------------
+
+
+class ContenderCommands:
+    """The commands, one method for each, and the runner that they share."""
+
+    runner: Runner
+
+    def open(self, contender: Contender, work: Work) -> Opened:
+        """Build the runner and reset it. The import of its library does not count."""
+        from shoal.cli.contenders import Opened
+
+        if contender.runner.requires:
+            importlib.import_module(contender.runner.requires)
+        work.actions()
+        start = time.perf_counter()
+        self.runner = contender.runner(work, **contender.options)
+        self.runner.reset()
+        seconds = time.perf_counter() - start
+        pids = processes.workers(os.getpid())
+        sizes, total = processes.pss(pids), processes.pss([os.getpid(), *pids])
+        return Opened(
+            seconds,
+            workers=len(pids),
+            worker_pss=sum(sizes) // len(sizes) if sizes else None,
+            total_pss=sum(total) if total else None,
+            note=self.runner.note(),
+        )
+
+    def run(self, warm: float, seconds: float) -> Tally:
+        """Step for `warm` seconds, in which caches fill, and then for the time that counts."""
+        self.runner.run(warm)
+        return self.runner.run(seconds)
+
+    def close(self) -> None:
+        """Close the runner. The process stays, and may open another."""
+        runner = self.runner
+        del self.runner  # so that the next start does not wait for its end
+        runner.close()
+
+
+def main() -> None:
+    """Answer each `(command, arguments)` with `(word, value)` until the other end is closed, then leave at once."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    pipe, commands = Connection(descriptor), ContenderCommands()
+    with contextlib.suppress(EOFError):
+        while True:
+            command, arguments = pipe.recv()
+            answer: tuple[str, Any]
+            try:
+                answer = ("ok", getattr(commands, command)(*arguments))
+            except Skip as reason:
+                answer = ("skipped", str(reason))
+            except Exception as error:
+                answer = ("failed", f"{type(error).__name__}: {error}")
+            pipe.send(answer)
+    # Threads or atexit handlers of a library might wait for ever.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

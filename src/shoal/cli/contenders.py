@@ -15,7 +15,7 @@ import shoal
 from shoal.cli.work import Work
 from shoal.pool import Pool
 from shoal.support.usage import Skip
-from shoal.tuning.driver import PoolDriver
+from shoal.tuning.lab import PoolDriver
 
 BACKENDS = ("serial", "threads", "processes", "hybrid", "auto")
 # With more envs, one process for each measures the machine's memory rather than the library.
@@ -44,27 +44,28 @@ class Opened(NamedTuple):
 
 
 class Runner(ABC):
-    """One way to run many envs. It is built and used in a process of its own."""
+    """One way to run many envs, here those of `envs`. It is built and used in a process of its own."""
 
     requires: ClassVar[str] = ""  # a module; if it is not installed, this contender is skipped
     python: ClassVar[bool] = True  # False if it runs its own C++ envs instead of the user's
     process_per_env: ClassVar[bool] = False
     spins_when_idle: ClassVar[bool] = False  # if so, it is closed while others are timed
+    envs: Any
 
     def __init__(self, work: Work) -> None:
         self.work = work
 
-    @abstractmethod
     def reset(self) -> None:
         """Begin an episode in every env. The start ends with this call."""
+        self.envs.reset(seed=self.work.seed)
 
     @abstractmethod
     def run(self, seconds: float) -> Tally:
         """Step for about so long, at least one batch."""
 
-    @abstractmethod
     def close(self) -> None:
         """Close everything."""
+        self.envs.close()
 
     def note(self) -> str:
         """Return a remark for the table, or "" for none."""
@@ -72,23 +73,18 @@ class Runner(ABC):
 
 
 class VectorRunner(Runner):
-    """A runner of a vector env: `step` takes one batch of actions and waits for all envs."""
+    """A runner of a vector env, whose `step` takes one batch of actions and waits for all envs."""
 
-    envs: Any
-    step: Callable[[Any], Any]
+    step: Callable[[Any], Any] | None = None  # what to call instead
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
         self.actions: list[Any] = work.actions()
         self.extra_resets = 0  # runners that reset within the step that ended an episode count these here
 
-    def reset(self) -> None:
-        """Reset all envs."""
-        self.envs.reset(seed=self.work.seed)
-
     def run(self, seconds: float) -> Tally:
         """Step all envs over and over with the sampled actions."""
-        step, clock = self.step, time.perf_counter
+        step, clock = self.step or self.envs.step, time.perf_counter
         self.extra_resets = calls = 0
         start = now = clock()
         for action in itertools.cycle(self.actions):
@@ -99,27 +95,19 @@ class VectorRunner(Runner):
                 break
         return Tally(calls * self.work.num_envs + self.extra_resets, now - start)
 
-    def close(self) -> None:
-        """Close the vector env."""
-        self.envs.close()
-
 
 class PlainLoop(Runner):
     """One env in one loop, with nothing around it. One of these on each core is the limit."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
-        self.env = work.env_fn()()
+        self.envs = work.env_fn()()
         self.actions = itertools.cycle(work.lane_actions())
         self.over = False
 
-    def reset(self) -> None:
-        """Begin the first episode."""
-        self.env.reset(seed=self.work.seed)
-
     def run(self, seconds: float) -> Tally:
         """Step the env; a reset takes the place of a step, as it does in next-step autoreset."""
-        env_step, env_reset, clock = self.env.step, self.env.reset, time.perf_counter
+        env_step, env_reset, clock = self.envs.step, self.envs.reset, time.perf_counter
         over, steps, chunk = self.over, 0, 1
         start = now = clock()
         while now - start < seconds:
@@ -137,24 +125,17 @@ class PlainLoop(Runner):
         self.over = over
         return Tally(steps, now - start)
 
-    def close(self) -> None:
-        """Close the env."""
-        self.env.close()
-
 
 class ShoalVector(VectorRunner):
     """Shoal's vector env for Gymnasium, as `shoal.make` gives it."""
+
+    make: ClassVar[Callable[..., Any]] = staticmethod(shoal.make)
 
     def __init__(self, work: Work, backend: str = "auto", **options: Any) -> None:
         super().__init__(work)
         self.backend = backend
         self.envs = self.make(work.env_fn(), work.num_envs, backend=backend, **options)
         self.pool: Pool = getattr(self.envs, "pool", self.envs)
-        self.step = self.envs.step
-
-    def make(self, *arguments: Any, **options: Any) -> Any:
-        """Make the envs."""
-        return shoal.make(*arguments, **options)
 
     def note(self) -> str:
         """Return the plan and its reason, if Shoal had to choose."""
@@ -164,9 +145,7 @@ class ShoalVector(VectorRunner):
 class ShoalPool(ShoalVector):
     """Shoal's own interface with full batches, which lends its arrays."""
 
-    def make(self, *arguments: Any, **options: Any) -> Any:
-        """Make a pool."""
-        return Pool(*arguments, **options)
+    make = Pool
 
 
 class ShoalAsync(ShoalPool):
@@ -178,7 +157,6 @@ class ShoalAsync(ShoalPool):
         super().__init__(work, backend, batch_size=batch_size, **more)
 
     def reset(self) -> None:
-        """Reset all envs and step the first batch."""
         self.driver = PoolDriver(self.pool, self.work.actions(self.pool.batch_size), seed=self.work.seed)
         self.driver.run(0.0)
 
@@ -209,7 +187,7 @@ class Contender:
 
     def unfit(self, work: Work) -> str:
         """Return why this contender is not started for this work; "" if it is."""
-        if self.runner.requires and not _installed(self.runner.requires):
+        if self.runner.requires and not installed(self.runner.requires):
             return f"{self.runner.requires} is not installed"
         if self.runner.process_per_env and work.num_envs > MOST_PROCESSES:
             return "one process per env"
@@ -225,28 +203,23 @@ def limits(cores: int) -> list[Contender]:
 
 
 def shoals(
-    backends: Sequence[str],
-    workers: int | None = None,
-    batch_size: int | None = None,
-    lend: bool = False,
+    backends: Sequence[str], workers: int | None = None, batch_size: int | None = None, lend: bool = False
 ) -> list[Contender]:
     """Return one contender for each backend; `lend` measures the pool instead of `shoal.make`."""
-    runner: type[Runner] = ShoalPool if lend else ShoalVector
-    options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    runner: type[Runner] = ShoalAsync if batch_size is not None else ShoalPool if lend else ShoalVector
     label = "" if batch_size is None else f", batch {batch_size}"
-    if batch_size is not None:
-        runner = ShoalAsync
     found = []
     for backend in backends:
-        many: dict[str, Any] = {}
-        if workers is not None and backend != "serial":
-            many = {"num_workers": workers}
-        name = f"Shoal {backend}{f' x{workers}' if many else ''}{label}"
-        found.append(Contender(name, runner, {"backend": backend, **many, **options}, Role.SHOAL))
+        many = None if backend == "serial" else workers
+        asked = {"backend": backend, "num_workers": many, "batch_size": batch_size}
+        options = {name: value for name, value in asked.items() if value is not None}
+        name = f"Shoal {backend}{'' if many is None else f' x{many}'}{label}"
+        found.append(Contender(name, runner, options, Role.SHOAL))
     return found
 
 
-def _installed(module: str) -> bool:
+def installed(module: str) -> bool:
+    """Say whether a module can be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

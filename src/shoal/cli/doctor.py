@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
-import importlib.util
 import multiprocessing
 import os
 import platform
 import shutil
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from shoal import native
-from shoal.support import processes
+from shoal.cli import report
+from shoal.cli.contenders import installed
+from shoal.support import cores, processes
 
-# module -> the distribution that carries it
-INTEGRATIONS = {
-    "stable_baselines3": "stable-baselines3",
-    "pufferlib": "pufferlib-core",
-    "envpool": "envpool",
-    "tianshou": "tianshou",
-    "torch": "torch",
-    "tensorflow": "tensorflow",
-    "tf_agents": "tf-agents",
-    "jax": "jax",
-    "ray": "ray",
-    "mpi4py": "mpi4py",
-    "numba": "numba",
-    "numba_cuda": "numba-cuda",
-    "pettingzoo": "pettingzoo",
-    "dm_env": "dm-env",
-    "matplotlib": "matplotlib",
-}
+INTEGRATIONS = (
+    "stable_baselines3", "pufferlib", "envpool", "tianshou", "torch", "tensorflow", "tf_agents", "jax", "ray", "mpi4py",
+    "numba", "numba_cuda", "pettingzoo", "dm_env", "matplotlib",
+)  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    output = report.Output(options)
+    known = facts()
+    output.write(lambda: known, lambda console: console.print(table(known)))
+    return 0
 
 
 def facts() -> dict[str, Any]:
     """Return everything the doctor knows, as plain values."""
-    from shoal.support import cores
-
+    offered = multiprocessing.get_all_start_methods()
     return {
         "shoal": version("shoal"),
         "python": platform.python_version(),
@@ -53,12 +46,16 @@ def facts() -> dict[str, Any]:
             "cgroup_quota": cores.cgroup_quota(),
             "machine": os.cpu_count(),
         },
-        "native": native_kind(),
+        "native": str(native.KIND),  # "native" for the C core, "twin" for the pure-Python one
         "native_missing": native.MISSING,
-        "start_method": start_method(),
+        "start_method": {
+            "shoal": "forkserver" if "forkserver" in offered else offered[0],
+            "python": multiprocessing.get_start_method(allow_none=True) or offered[0],
+            "offered": offered,
+        },
         "memory_available": processes.available_memory(),
         "dev_shm": dev_shm(),
-        "integrations": {name: find(name, dist) for name, dist in INTEGRATIONS.items()},
+        "integrations": {name: find(name, name.replace("_", "-")) for name in INTEGRATIONS},
     }
 
 
@@ -72,31 +69,13 @@ def version(distribution: str) -> str | None:
 
 def find(module: str, distribution: str) -> str | None:
     """Return a module's version without importing it; "unknown" if it has none to tell."""
-    try:
-        if importlib.util.find_spec(module) is None:
-            return None
-    except (ImportError, ValueError):
+    if not installed(module):
         return None
     found = version(distribution)
     if found is None:
         others = importlib.metadata.packages_distributions().get(module, [])
         found = next((version(other) for other in others), None)
     return found or "unknown"
-
-
-def native_kind() -> str:
-    """Return "native" for the C core, "twin" for the pure-Python one."""
-    return str(native.KIND)
-
-
-def start_method() -> dict[str, Any]:
-    """Return how worker processes start: Shoal's way and Python's own default."""
-    offered = multiprocessing.get_all_start_methods()
-    return {
-        "shoal": "forkserver" if "forkserver" in offered else offered[0],
-        "python": multiprocessing.get_start_method(allow_none=True) or offered[0],
-        "offered": offered,
-    }
 
 
 def dev_shm() -> dict[str, int] | None:
@@ -109,22 +88,23 @@ def dev_shm() -> dict[str, int] | None:
 
 
 def table(known: dict[str, Any]) -> Table:
-    """Lay the facts out for reading."""
     grid = Table(title="shoal doctor", title_justify="left", show_header=False)
     grid.add_column(style="bold")
     grid.add_column()
-    for label, value in [*_machine_lines(known), *_integration_lines(known)]:
+    for label, value in _machine_lines(known):
         grid.add_row(label, value)
+    for name, found in known["integrations"].items():
+        grid.add_row(name, f"[green]{found}" if found else "[dim]not found")
     return grid
 
 
 def _machine_lines(known: dict[str, Any]) -> list[tuple[str, str]]:
-    cores, methods, shm = known["cores"], known["start_method"], known["dev_shm"]
-    quota = "none" if cores["cgroup_quota"] is None else f"{cores['cgroup_quota']:g}"
+    count, methods, shm = known["cores"], known["start_method"], known["dev_shm"]
+    quota = "none" if count["cgroup_quota"] is None else f"{count['cgroup_quota']:g}"
     return [
-        ("cores usable", f"[bold green]{cores['usable']}"),
-        ("  of the machine", str(cores["machine"])),
-        ("  by affinity", str(cores["affinity"])),
+        ("cores usable", f"[bold green]{count['usable']}"),
+        ("  of the machine", str(count["machine"])),
+        ("  by affinity", str(count["affinity"])),
         ("  by cgroup quota", quota),
         ("core", _core_line(known)),
         ("start method", f"{methods['shoal']} (Python's own default: {methods['python']})"),
@@ -145,15 +125,5 @@ def _core_line(known: dict[str, Any]) -> str:
     return f"[yellow]{escape(text)}"
 
 
-def _integration_lines(known: dict[str, Any]) -> list[tuple[str, str]]:
-    found = known["integrations"]
-    return [(name, f"[green]{found[name]}" if found[name] else "[dim]not found") for name in found]
-
-
 def _size(size: int | None) -> str:
     return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
-
-
-def show(known: dict[str, Any], console: Console) -> None:
-    """Print the table."""
-    console.print(table(known))

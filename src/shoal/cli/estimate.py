@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from shoal.cli import report, work
-from shoal.observe.words import plural
+from shoal.observe.words import figure, plural
 from shoal.scaling import Advice, Cluster, StepTime, advise
-from shoal.scaling.advice import figure
-from shoal.scaling.measured import MEASURED_ON
+from shoal.scaling.model import MEASURED_ON
 from shoal.spaces.leaves import Kind, flatten
 from shoal.support.usage import UsageError
+from shoal.tuning.result import table
 from shoal.worker.measurement import time_steps
 
 SCHEMA = 1
@@ -24,27 +25,15 @@ BITS = 8
 ACTION_BYTES = 8.0  # of a Discrete action
 
 
-@dataclass(frozen=True)
-class EnvFacts:
-    """What a step of an env takes, in time and in bytes, and where these numbers come from."""
-
-    step: StepTime
-    obs_bytes: float
-    action_bytes: float
-    source: str
-    name: str | None = None
-
-
 def run(options: argparse.Namespace) -> int:
-    """Run `shoal estimate`."""
     output = report.Output(options)
     if options.env is None and options.obs_bytes is None:
         raise UsageError("--env-ms says nothing about bytes: give --obs-bytes too, or --env to have both measured")
     work.look_here(options.env or "")
-    env = facts(options)
+    source, step = facts(options)
     try:
         cluster = Cluster(
-            env.step, options.envs, options.nodes, options.cores, env.obs_bytes, env.action_bytes,
+            envs=options.envs, nodes=options.nodes, cores=options.cores, **step,
             latency=options.latency_ms / 1e3,
             bandwidth=options.gbit * 1e9 / BITS,
             policy=options.policy_ms / 1e3,
@@ -54,38 +43,37 @@ def run(options: argparse.Namespace) -> int:
         advice = advise(cluster)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    output.write(lambda: as_dict(advice, env), lambda console: show(advice, env, console))
+    output.write(
+        lambda: as_dict(advice, source, options.env), lambda console: show(advice, source, options.env, console)
+    )
     return 0
 
 
-def facts(options: argparse.Namespace) -> EnvFacts:
-    """Return the numbers that the user gave; the rest is measured with the env, if there is one."""
-    given = {name: getattr(options, name) for name in ("obs_bytes", "action_bytes")}
-    given = {name: value for name, value in given.items() if value is not None}
+def facts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Return what a step takes in time and bytes, and in words where these numbers come from.
+
+    What the user did not give is measured with the env, if there is one.
+    """
+    found: dict[str, Any]
     if options.env is None:
-        step = StepTime(options.env_ms / 1e3, options.spread or 0.0)
-        return replace(EnvFacts(step, 0.0, ACTION_BYTES, "as given"), **given)
-    found = measure(options.env)
-    step = found.step if options.spread is None else StepTime(found.step.mean, options.spread)
-    return replace(found, step=step, **given)
+        source, found = "as given", {"step": StepTime(options.env_ms / 1e3), "action_bytes": ACTION_BYTES}
+    else:
+        source, found = measure(options.env)
+    if options.spread is not None:
+        found["step"] = StepTime(found["step"].mean, options.spread)
+    given = {name: getattr(options, name) for name in ("obs_bytes", "action_bytes")}
+    return source, found | {name: value for name, value in given.items() if value is not None}
 
 
-def measure(name: str) -> EnvFacts:
+def measure(name: str) -> tuple[str, dict[str, Any]]:
     """Build the env here, step it for a moment, and read the sizes of its spaces."""
     make = work.env_fn(name)
     work.probe(name)  # raises UsageError if the env cannot be built and reset
-    env = make()
-    try:
+    with contextlib.closing(make()) as env, work.refusing(f"{name!r} could not be stepped"):
         measured = time_steps(env)
         obs, action = _bytes(env.observation_space, name), _bytes(env.action_space, name)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{name!r} could not be stepped: {type(error).__name__}: {error}") from error
-    finally:
-        env.close()
-    step = StepTime.measured(measured.wall)
-    return EnvFacts(step, obs, action, f"{name}, {len(measured.wall)} steps measured here", name)
+    found = {"step": StepTime.measured(measured.wall), "obs_bytes": obs, "action_bytes": action}
+    return f"{name}, {len(measured.wall)} steps measured here", found
 
 
 def _bytes(space: Any, name: str) -> float:
@@ -99,10 +87,10 @@ def _bytes(space: Any, name: str) -> float:
     return float(sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves))
 
 
-def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
+def show(advice: Advice, source: str, env: str | None, console: Console) -> None:
     """Print what was assumed, what is predicted, what to use, and what to change first."""
     setup, now = advice.setup, advice.prediction
-    grid = report.table(("part", "busy", "allows at most", "gain, if twice as good"))
+    grid = table(("part", "busy", "allows at most", "gain, if twice as good"))
     for part, most in advice.most.items():
         gain = advice.gains[part]
         grid.add_row(
@@ -111,9 +99,9 @@ def show(advice: Advice, facts: EnvFacts, console: Console) -> None:
             style="cyan" if part == advice.limit else "",
         )  # fmt: skip
     lines: list[RenderableType] = [
-        Text(_assumed(advice, facts), style="dim"), "",
+        Text(_assumed(advice, source), style="dim"), "",
         Text(f"{figure(now.rate)} steps/s, limited by the {advice.limit}", style="bold"), "", grid,
-        Text(how(advice)), Text(call(advice, facts), style="cyan"), "",
+        Text(how(advice)), Text(call(advice, env), style="cyan"), "",
         Text(about_nodes(advice)), Text(f"First: {advice.first}", style="bold"),
     ]  # fmt: skip
     if setup.envs != advice.cluster.envs:
@@ -147,12 +135,12 @@ def about_nodes(advice: Advice) -> str:
     return f"{used:,} of the {given:,} nodes {'is' if used == 1 else 'are'} enough: all of them would make {bring}."
 
 
-def call(advice: Advice, facts: EnvFacts) -> str:
+def call(advice: Advice, name: str | None) -> str:
     """Return the Python code that makes such a pool."""
     setup = advice.setup
-    imports, env = work.as_python(facts.name or "")
+    imports, env = work.as_python(name or "")
     given = []
-    if facts.name is None:
+    if name is None:
         given, env = ['env = "CartPole-v1"  # yours: a Gymnasium id, or a function that makes an env'], "env"
     size = "" if setup.full else f", batch_size={setup.batch_size}"
     local = '"serial"' if setup.workers_per_actor == 1 else '"processes"'
@@ -161,12 +149,12 @@ def call(advice: Advice, facts: EnvFacts) -> str:
     return "\n".join([*imports, "import shoal", "", *given, f"pool = shoal.Pool({env}, {made})"])
 
 
-def _assumed(advice: Advice, facts: EnvFacts) -> str:
-    cluster, step = advice.cluster, facts.step
+def _assumed(advice: Advice, source: str) -> str:
+    cluster, step = advice.cluster, advice.cluster.step
     link = "" if math.isinf(cluster.bandwidth) else f", links of {cluster.bandwidth * BITS / 1e9:g} Gbit/s"
     return (
-        f"{facts.source}: {figure(1e3 * step.mean)} ms a step with a spread of {step.spread:.0%}, "
-        f"{facts.obs_bytes:,.0f} bytes of observation and {facts.action_bytes:,.0f} of action; "
+        f"{source}: {figure(1e3 * step.mean)} ms a step with a spread of {step.spread:.0%}, "
+        f"{cluster.obs_bytes:,.0f} bytes of observation and {cluster.action_bytes:,.0f} of action; "
         f"{plural(cluster.envs, 'env')} on {plural(cluster.nodes, 'node')} of {plural(cluster.cores, 'core')}, "
         f"round trips of {figure(1e3 * cluster.latency)} ms{link}; "
         f"{figure(1e3 * cluster.policy)} ms of policy a batch" + (
@@ -175,16 +163,17 @@ def _assumed(advice: Advice, facts: EnvFacts) -> str:
     )  # fmt: skip
 
 
-def as_dict(advice: Advice, facts: EnvFacts) -> dict[str, Any]:
-    """Return everything as plain values."""
-    setup, now = advice.setup, advice.prediction
-    step = {"mean_s": facts.step.mean, "spread": facts.step.spread}
-    cluster = {name: value for name, value in asdict(advice.cluster).items() if name not in ("step", "costs")}
+def as_dict(advice: Advice, source: str, env: str | None) -> dict[str, Any]:
+    setup, now, cluster = advice.setup, advice.prediction, asdict(advice.cluster)
+    step, costs = cluster.pop("step"), cluster.pop("costs")
     return {
         "schema": SCHEMA,
-        "env": {"source": facts.source, **step, "obs_bytes": facts.obs_bytes, "action_bytes": facts.action_bytes},
+        "env": {
+            "source": source, "mean_s": step["mean"], "spread": step["spread"],
+            "obs_bytes": cluster["obs_bytes"], "action_bytes": cluster["action_bytes"],
+        },
         "cluster": cluster,
-        "costs": {"measured_on": MEASURED_ON, **asdict(advice.cluster.costs)},
+        "costs": {"measured_on": MEASURED_ON, **costs},
         "steps_per_second": now.rate,
         "limit": advice.limit,
         "busy": now.busy,
@@ -201,5 +190,5 @@ def as_dict(advice: Advice, facts: EnvFacts) -> dict[str, Any]:
         "data_parallel_steps_per_second": advice.apart,
         "one_node_alone_steps_per_second": advice.alone,
         "first": advice.first,
-        "call": call(advice, facts),
+        "call": call(advice, env),
     }  # fmt: skip

@@ -22,10 +22,8 @@ class _PeerRunner(VectorRunner):
     def __init__(self, work: Work, **options: Any) -> None:
         super().__init__(work)
         self.envs = self.make(importlib.import_module(self.library), **options)
-        self.step = self.envs.step
 
     def make(self, library: Any, **options: Any) -> Any:
-        """Make the vector env."""
         return getattr(library, self.kind)([self.work.env_fn()] * self.work.num_envs, **options)
 
 
@@ -42,15 +40,7 @@ class GymnasiumAsync(GymnasiumSync):
 
 
 class _CountingPeer(_PeerRunner):
-    """A peer with a method of its own for seeds, and with resets that it or its trainer makes within a step."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        self.step = self._step
-
-    def _step(self, actions: Any) -> None:
-        """Step the envs and count the resets."""
-        raise NotImplementedError
+    """A peer with a method of its own for seeds. Its `step` counts the resets that it or its trainer makes within."""
 
     def reset(self) -> None:
         self.envs.seed(self.work.seed)
@@ -63,7 +53,7 @@ class SB3Dummy(_CountingPeer):
     requires = "stable_baselines3"
     library, kind = "stable_baselines3.common.vec_env", "DummyVecEnv"
 
-    def _step(self, actions: Any) -> None:
+    def step(self, actions: Any) -> None:
         _, _, dones, _ = self.envs.step(actions)
         self.extra_resets += int(np.count_nonzero(dones))
 
@@ -91,7 +81,7 @@ class TianshouDummy(_CountingPeer):
     requires = "tianshou"
     library, kind = "tianshou.env", "DummyVectorEnv"
 
-    def _step(self, actions: Any) -> None:
+    def step(self, actions: Any) -> None:
         # tianshou's collector resets the envs. It does what is done here.
         _, _, terminated, truncated, _ = self.envs.step(actions)
         over = np.flatnonzero(terminated | truncated)
@@ -101,14 +91,10 @@ class TianshouDummy(_CountingPeer):
 
 
 class TianshouSubproc(TianshouDummy):
-    """tianshou's process for each env."""
-
     kind, process_per_env = "SubprocVectorEnv", True
 
 
 class TianshouShmem(TianshouDummy):
-    """tianshou's process for each env, with observations in shared memory."""
-
     kind, process_per_env = "ShmemVectorEnv", True
 
 

@@ -21,7 +21,8 @@ from shoal.observe.progress import progress
 from shoal.observe.stats import EDGES, LABELS, PoolStats
 from shoal.support.optional_dependencies import install
 from shoal.support.usage import UsageError
-from shoal.tuning.driver import PoolDriver
+from shoal.tuning.lab import PoolDriver
+from shoal.tuning.result import new_figure
 
 SCHEMA = 1
 WARM_UP = 0.3  # seconds in which caches fill and the pool learns whether to spin
@@ -42,26 +43,24 @@ def run(options: argparse.Namespace) -> int:
     probed = work.probe(options.env, options.num_envs)
     pause = functools.partial(time.sleep, options.policy_ms / 1e3) if options.policy_ms else None
     parts = max(1, round(options.seconds / TICK))
-    try:
-        with (
-            progress(1 + (2 if spy else 1) * parts) as notify,
-            Pool(
-                probed.env_fn(), options.num_envs, backend=options.backend, num_workers=options.workers,
-                batch_size=options.batch_size,
-            ) as pool,
-        ):  # fmt: skip
-            notify("warming up")
-            driver = PoolDriver(pool, probed.actions(pool.batch_size), pause)
-            driver.run(WARM_UP)
-            before = pool.stats()
-            for _ in range(parts):
-                notify("measuring")
-                driver.run(options.seconds / parts)
-            plan, stats = str(pool.plan), pool.stats() - before
-            if spy:
-                take_flame(spy, options.flame, max(1, round(options.seconds)), driver, notify)
-    except ShoalError as error:
-        raise UsageError(f"{options.env!r} cannot be run: {report.first_line(str(error))}") from error
+    with (
+        work.refusing(f"{options.env!r} cannot be run", ShoalError),
+        progress(1 + (2 if spy else 1) * parts) as notify,
+        Pool(
+            probed.env_fn(), options.num_envs, backend=options.backend, num_workers=options.workers,
+            batch_size=options.batch_size,
+        ) as pool,
+    ):  # fmt: skip
+        notify("warming up")
+        driver = PoolDriver(pool, probed.actions(pool.batch_size), pause)
+        driver.run(WARM_UP)
+        before = pool.stats()
+        for _ in range(parts):
+            notify("measuring")
+            driver.run(options.seconds / parts)
+        plan, stats = str(pool.plan), pool.stats() - before
+        if spy:
+            take_flame(spy, options.flame, max(1, round(options.seconds)), driver, notify)
     about = {"env": options.env, "plan": plan, "policy_ms": options.policy_ms}
     output.write(
         lambda: {"schema": SCHEMA, "machine": doctor.facts(), **about, **stats.as_dict()},
@@ -73,18 +72,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-# ---- flame graph -----------------------------------------------------------------------------------------------
-
-
 def find_spy(flame: Path) -> str:
     """Return the command py-spy. Raises UsageError if it is not installed, or its picture cannot be saved."""
     beside = Path(sys.executable).with_name("py-spy")
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if found is None:
         raise UsageError(f"a flame graph needs py-spy: {install('profile')}")
-    report.check_file(flame)
-    if flame.suffix.lower() != ".svg":
-        raise UsageError(f"the flame graph is an SVG, so name it .svg and not {flame.name!r}")
+    report.check_file(flame, "the flame graph is an SVG")
     return found
 
 
@@ -103,20 +97,17 @@ def take_flame(spy: str, flame: Path, seconds: int, driver: PoolDriver, notify: 
         said = process.communicate()[0]
     if process.returncode != 0:
         lines = [line.removeprefix("Error: ") for line in said.splitlines() if line.startswith("Error")]
-        what = lines[0] if lines else report.first_line(said) or "it did not end in time"
+        what = lines[0] if lines else work.first_line(said) or "it did not end in time"
         raise UsageError(f"py-spy could not look at process {pid}: {what} (it may need root, or CAP_SYS_PTRACE)")
-
-
-# ---- plot ------------------------------------------------------------------------------------------------------
 
 
 def plot(env: str, stats: PoolStats, path: Path) -> None:
     """Draw the shares as one bar, and the times of steps as a curve for each worker; save a PNG."""
-    figure = report.new_figure(10, 5.5)
+    figure = new_figure(10, 5.5)
     top, bottom = figure.subplots(2, 1, height_ratios=[1, 3])
     _plot_shares(top, stats)
     _plot_times(bottom, stats)
-    head = f"{env}: {report.first_line(str(stats))}"
+    head = f"{env}: {work.first_line(str(stats))}"
     figure.suptitle("\n".join([*textwrap.wrap(head, 110), *textwrap.wrap(stats.verdict, 110)]), fontsize=9)
     figure.savefig(path, dpi=150)
 

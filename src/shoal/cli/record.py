@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import inspect
@@ -12,9 +13,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,6 +23,8 @@ from gymnasium import Space
 
 from shoal.cli import report, work
 from shoal.errors import BadAction, ShoalError
+from shoal.observe.progress import progress
+from shoal.observe.words import plural
 from shoal.pool import Pool
 from shoal.support.checks import Ids
 from shoal.support.usage import UsageError
@@ -32,64 +35,31 @@ from shoal.wrappers.video import tile_images
 Policy = Callable[[Any], Any]
 
 
-@dataclass(frozen=True)
-class VideoOptions:
-    """What is to be recorded.
-
-    Attributes:
-        env: a Gymnasium id, or module:callable that returns an env.
-        path: the file, .mp4.
-        steps: of each env; if `episodes` is given, the video has that many episodes, of all envs together, instead.
-        fps: frames per second; None: as the envs say, or 30.
-        width: of the video at most, in pixels; None: as wide as the pictures are.
-        policy: module:function from a batch of observations to a batch of actions; None: random actions.
-    """
-
-    env: str
-    path: Path
-    num_envs: int = 16
-    steps: int = 500
-    episodes: int | None = None
-    seed: int = 0
-    fps: float | None = None
-    width: int | None = None
-    policy: str | None = None
-    backend: str = "auto"
-
-    @property
-    def goal(self) -> int:
-        """How many steps or episodes."""
-        return self.episodes or self.steps
+def run(options: argparse.Namespace) -> int:
+    """Run `shoal record`. After Ctrl-C, the video has what was recorded until then."""
+    work.look_here(options.env, options.policy or "")
+    with progress(_goal(options)) as notify:
+        saved, interrupted = record(options, notify)
+    print(saved)
+    if interrupted:
+        raise KeyboardInterrupt
+    return 0
 
 
-class Recorded(NamedTuple):
-    """What was recorded."""
-
-    path: Path
-    num_envs: int
-    frames: int
-    returns: Sequence[float]
-    interrupted: bool
-
-    def __str__(self) -> str:
-        episodes = "no episode ended"
-        if self.returns:
-            plural = "s" if len(self.returns) > 1 else ""
-            episodes = f"{len(self.returns)} episode{plural}, mean return {np.mean(self.returns):,.2f}"
-        return f"saved {self.frames} frames of {self.num_envs} envs to {self.path}: {episodes}"
+def _goal(options: argparse.Namespace) -> int:
+    return int(options.episodes or options.steps)
 
 
 class OneVideo(RecordVideo):
     """One video, from the first reset on. Raises UsageError with one sentence for pictures that make no video."""
 
-    def __init__(self, folder: str, options: VideoOptions):
+    def __init__(self, folder: str, options: argparse.Namespace):
         super().__init__(folder, lambda step: step == 0, video_length=2**31, fps=options.fps)
         self.whole = True  # the encoder has all of every frame
         self._width, self._shape, self._divisor = options.width, (0, 0, 0), 1
 
     @property
     def frames(self) -> int:
-        """How many there are so far."""
         return self._frames
 
     def bind(self, bound: Bound) -> Space[Any]:
@@ -97,10 +67,8 @@ class OneVideo(RecordVideo):
         return super().bind(replace(bound, images=functools.partial(self._pictures, bound.images)))
 
     def _pictures(self, images: Callable[[Ids], Sequence[Any]], ids: Ids) -> list[Array]:
-        try:
+        with work.refusing("the envs cannot be rendered", ShoalError):
             found = images(ids)
-        except ShoalError as error:
-            raise UsageError(f"the envs cannot be rendered: {report.first_line(str(error))}") from error
         pictures = [_as_colours(picture) for picture in found]
         if not self.frames:
             self._shape = pictures[0].shape
@@ -121,18 +89,18 @@ class OneVideo(RecordVideo):
         self.whole = True
 
 
-def record(options: VideoOptions, notify: Callable[[str], None]) -> Recorded:
-    """Step the envs, and save what they render.
+def record(options: argparse.Namespace, notify: Callable[[str], None]) -> tuple[str, bool]:
+    """Step the envs, and save what they render; return what was saved, in words, and whether Ctrl-C has ended it.
 
-    Args:
-        notify: called once at the start, and after each step, or after each episode where these are counted.
-
-    Raises:
-        UsageError: one sentence; what was recorded by then is kept.
+    `notify` is called once at the start, and after each step, or after each episode where these are counted. At an
+    error, what was recorded by then is kept.
     """
-    path = options.path
-    _check_path(path)
-    with tempfile.TemporaryDirectory(prefix=".shoal-record-", dir=path.absolute().parent) as folder:
+    path: Path = options.out
+    report.check_file(path, "the video is an MP4")
+    folder = str(path.absolute().parent)
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"the folder {folder!r} cannot be written to")
+    with tempfile.TemporaryDirectory(prefix=".shoal-record-", dir=folder) as folder:
         try:
             video = OneVideo(folder, options)
         except ImportError as error:
@@ -149,11 +117,12 @@ def record(options: VideoOptions, notify: Callable[[str], None]) -> Recorded:
             except KeyboardInterrupt:
                 interrupts.count += 1  # it may not have been a signal
             finally:
-                interrupts.be_patient()
+                # Do not raise for the next two: the encoder needs a moment to finish the file.
+                interrupts.raised_from = interrupts.count + 3
                 try:
                     envs.close()
                 except (ShoalError, OSError) as error:
-                    trouble = trouble or UsageError(f"the end went wrong: {report.first_line(str(error))}")
+                    trouble = trouble or UsageError(f"the end went wrong: {work.first_line(str(error))}")
         kept = video.whole and video.video_path != "" and video.frames > (1 if trouble else 0)
         if kept:
             os.replace(video.video_path, path)
@@ -161,40 +130,28 @@ def record(options: VideoOptions, notify: Callable[[str], None]) -> Recorded:
         raise UsageError(f"{trouble}; {video.frames} frames until then are in {path}") if kept else trouble
     if not kept:
         raise KeyboardInterrupt
-    return Recorded(path, options.num_envs, video.frames, list(monitor.last_returns), interrupts.count > 0)
+    returns, episodes = list(monitor.last_returns), "no episode ended"
+    if returns:
+        episodes = f"{plural(len(returns), 'episode')}, mean return {np.mean(returns):,.2f}"
+    return f"saved {video.frames} frames of {options.num_envs} envs to {path}: {episodes}", interrupts.count > 0
 
 
 def find_policy(name: str) -> Policy:
-    """Return the function behind module:function."""
     if ":" not in name:
         raise UsageError(f"the policy must be module:function, not {name!r}")
-    try:
+    with work.refusing(f"there is no policy {name!r}"):
         found = pkgutil.resolve_name(name)
-    except Exception as error:
-        what = report.first_line(f"{type(error).__name__}: {error}")
-        raise UsageError(f"there is no policy {name!r}: {what}") from error
     if not callable(found):
         raise UsageError(f"the policy {name!r} is a {type(found).__name__}, which cannot be called")
     return found  # type: ignore[no-any-return]
 
 
-def _check_path(path: Path) -> None:
-    report.check_file(path)
-    if path.suffix.lower() != ".mp4":
-        raise UsageError(f"the video is an MP4, so name it .mp4 and not {path.name!r}")
-    folder = path.absolute().parent
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"the folder {str(folder)!r} cannot be written to")
-
-
-def _open(options: VideoOptions, monitor: MonitorEpisodes, video: OneVideo) -> WrappedPool:
+def _open(options: argparse.Namespace, monitor: MonitorEpisodes, video: OneVideo) -> WrappedPool:
     env = options.env
     work.probe(env, seed=options.seed)  # says what is wrong with the env itself
     make = _rendering(work.env_fn(env))
-    try:
+    with work.refusing(f"{env!r} cannot be made for a video", ShoalError):
         pool = Pool(make, options.num_envs, backend=options.backend, copy=True)
-    except ShoalError as error:
-        raise UsageError(f"{env!r} cannot be made for a video: {report.first_line(str(error))}") from error
     if pool.specs.render_mode != "rgb_array":
         found = pool.specs.render_mode
         pool.close()
@@ -216,41 +173,34 @@ def _rendering(make: Callable[..., Any]) -> work.EnvFn:
 
 
 def _play(
-    options: VideoOptions,
+    options: argparse.Namespace,
     envs: WrappedPool,
     policy: Policy | None,
     monitor: MonitorEpisodes,
     interrupts: Interrupts,
     notify: Callable[[str], None],
 ) -> None:
-    steps = told = 0
+    steps, told, goal = 0, 0, _goal(options)
     notify("recording")
     envs.action_space.seed(options.seed)
     try:
         obs = envs.reset(seed=options.seed).obs
-        while told < options.goal and not interrupts.count:
-            actions = envs.action_space.sample() if policy is None else _ask(policy, obs, f"{options.policy!r}", steps)
+        while told < goal and not interrupts.count:
+            with work.refusing(f"the policy {options.policy!r} raised in step {steps}"):
+                actions = envs.action_space.sample() if policy is None else policy(obs)
             obs = envs.step(actions).obs
             steps += 1
-            reached = min(steps if options.episodes is None else monitor.episode_count, options.goal)
+            reached = min(steps if options.episodes is None else monitor.episode_count, goal)
             for _ in range(reached - told):
                 notify("recording")
             told = reached
     except BadAction as error:
         source = "random actions" if policy is None else f"the policy {options.policy!r}"
-        raise UsageError(f"{source} in step {steps}: {report.first_line(str(error))}") from error
+        raise UsageError(f"{source} in step {steps}: {work.first_line(str(error))}") from error
     except ShoalError as error:
-        raise UsageError(f"{options.env!r} failed in step {steps}: {report.first_line(str(error))}") from error
+        raise UsageError(f"{options.env!r} failed in step {steps}: {work.first_line(str(error))}") from error
     except OSError as error:
-        raise UsageError(f"the encoder failed: {report.first_line(str(error))}") from error
-
-
-def _ask(policy: Policy, obs: Any, name: str, step: int) -> Any:
-    try:
-        return policy(obs)
-    except Exception as error:
-        what = report.first_line(f"{type(error).__name__}: {error}")
-        raise UsageError(f"the policy {name} raised in step {step}: {what}") from error
+        raise UsageError(f"the encoder failed: {work.first_line(str(error))}") from error
 
 
 class Interrupts:
@@ -261,11 +211,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.count, self._raised_from = 0, 2
-
-    def be_patient(self) -> None:
-        """Do not raise for the next two: the encoder needs a moment to finish the file."""
-        self._raised_from = self.count + 3
+        self.count, self.raised_from = 0, 2
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -282,7 +228,7 @@ class Interrupts:
 
     def _note(self, *_: Any) -> None:
         self.count += 1
-        if self.count >= self._raised_from:
+        if self.count >= self.raised_from:
             raise KeyboardInterrupt
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shoal.cli.bench import RateSummary, Result, Row
 from shoal.cli.contenders import Role
+from shoal.cli.work import first_line
 from shoal.support.optional_dependencies import install
 from shoal.support.usage import UsageError
+from shoal.tuning.result import new_figure, table
 
 SCHEMA = 1
 STYLES = {Role.LIMIT: "bold", Role.LOOP: "", Role.SHOAL: "cyan", Role.PEER: ""}
@@ -28,14 +28,10 @@ COLOURS = {Role.LIMIT: "#444444", Role.LOOP: "#888888", Role.SHOAL: "#0072b2", R
 HEAD = ("", "steps/s", "of the limit", "start", "workers")
 
 
-# ---- any command -------------------------------------------------------------------------------------------------
-
-
 class Output:
     """Where the result of a command goes: to the terminal, or as JSON to stdout, and to the files that the user named.
 
-    Raises:
-        UsageError: a file cannot be written. It is raised here, before the command does any work.
+    A file that cannot be written is refused here, before the command does any work.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -80,44 +76,19 @@ def check_plot(path: Path) -> None:
     """Refuse a plot that cannot be drawn or written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(f"a plot needs matplotlib: {install('plot')}")
-    check_file(path)
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"the plot is a PNG, so name it .png and not {path.name!r}")
+    check_file(path, "the plot is a PNG")
 
 
-def check_file(path: Path) -> None:
-    """Refuse a file that cannot be written."""
+def check_file(path: Path, what: str = "") -> None:
+    """Refuse a file that cannot be written, or that is not named as `what` says: its last word is the suffix."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UsageError(f"there is no folder {str(folder)!r} to write {path.name!r} to")
     if path.is_dir():
         raise UsageError(f"{str(path)!r} is a folder, not a file")
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a message."""
-    return text.strip().partition("\n")[0]
-
-
-def table(heads: Sequence[str], title: str | None = None) -> Table:
-    """Return an empty table; the first column is aligned to the left, the others to the right."""
-    grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for at, head in enumerate(heads):
-        grid.add_column(head, justify="right" if at else "left", overflow="fold")
-    return grid
-
-
-def new_figure(width: float, height: float) -> Any:
-    """Return a matplotlib figure. It needs no display, and does not touch the user's own pyplot figures."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-# ---- a benchmark -------------------------------------------------------------------------------------------------
+    suffix = f".{what.split()[-1].lower()}" if what else path.suffix.lower()
+    if path.suffix.lower() != suffix:
+        raise UsageError(f"{what}, so name it {suffix} and not {path.name!r}")
 
 
 def ordered(result: Result) -> list[Row]:
@@ -132,18 +103,12 @@ def ordered(result: Result) -> list[Row]:
 
 def cells(result: Result, row: Row) -> tuple[str, ...]:
     """Return one row as text, in the order of HEAD."""
-    start = row.starts[-1] if row.starts else None
-    workers = ""
-    if start and start.workers:
+    workers = startup = ""
+    if row.starts:
+        start, startup = row.starts[-1], f"{row.startup:.2f} s"
         size = f" x {start.worker_pss / 2**20:.0f} MiB" if start.worker_pss else ""
-        workers = f"{start.workers}{size}"
-    return (
-        row.name,
-        thousands(row.rate),
-        fraction(result.of_limit(row)),
-        f"{row.startup:.2f} s" if row.startup is not None else "",
-        workers,
-    )
+        workers = f"{start.workers}{size}" if start.workers else ""
+    return row.name, thousands(row.rate), fraction(result.of_limit(row)), startup, workers
 
 
 def notes(result: Result) -> list[str]:
@@ -168,7 +133,6 @@ def headline(result: Result) -> str:
 
 
 def thousands(value: RateSummary | None) -> str:
-    """Write a rate in thousands of steps a second."""
     if value is None:
         return ""
     digits = 2 if value.median < 10_000 else 1 if value.median < 100_000 else 0
@@ -199,7 +163,6 @@ def show(results: Sequence[Result], console: Console) -> None:
 
 
 def as_dict(results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
-    """Return results and machine as plain values."""
     return {"schema": SCHEMA, "machine": machine, "results": [result.as_dict() for result in results]}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -42,11 +41,11 @@ def run(options: argparse.Namespace) -> int:
                     raise
         result = search.result()
     except (ShoalError, ValueError) as error:
-        raise UsageError(report.first_line(str(error))) from error
+        raise UsageError(work.first_line(str(error))) from error
     if options.save:
         result.plan.save(options.save)
     output.write(
-        lambda: as_dict(result, options.env),
+        lambda: {"env": options.env, "machine": doctor.facts(), **result.as_dict()},
         lambda console: show(result, options.env, options.save, console),
         result.plot,
     )
@@ -62,7 +61,7 @@ def show(result: TuneResult, env: str, saved: Path | None, console: Console) -> 
     console.print(result.map())
     failed = [trial for trial in result.table if trial.state == "failed"]
     for trial in failed[:SHOWN]:
-        console.print(Text(f"failed: {trial.candidate}: {report.first_line(trial.note)}", style="dim"))
+        console.print(Text(f"failed: {trial.candidate}: {work.first_line(trial.note)}", style="dim"))
     if len(failed) > SHOWN:
         console.print(Text(f"and {len(failed) - SHOWN} more failed", style="dim"))
     console.print(Text(f"{result.plan}", style="bold"))
@@ -75,16 +74,7 @@ def apply_line(plan: Plan, env: str, saved: Path | None = None) -> str:
     imports, name = work.as_python(env)
     # A vector env steps all envs at once; only pools have partial batches.
     call = "shoal.make" if plan.batch_size is None else "shoal.Pool"
-    made = repr(str(saved)) if saved else _constructor(plan)
-    return "\n".join([*imports, f"envs = {call}({name}, plan={made})"])
-
-
-def _constructor(plan: Plan) -> str:
     fields = {"num_envs": plan.num_envs, "batch_size": plan.batch_size, "spin": plan.spin}
     given = "".join(f", {name}={value!r}" for name, value in fields.items() if value is not None)
-    return f"shoal.Plan({plan.backend!r}, {plan.num_workers}{given})"
-
-
-def as_dict(result: TuneResult, env: str) -> dict[str, Any]:
-    """Return what was found, and the machine on which it was found, as plain values."""
-    return {"env": env, "machine": doctor.facts(), **result.as_dict()}
+    made = repr(str(saved)) if saved else f"shoal.Plan({plan.backend!r}, {plan.num_workers}{given})"
+    return "\n".join([*imports, f"envs = {call}({name}, plan={made})"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +32,8 @@ def env_fn(name: str) -> EnvFn:
     """
     module_name, colon, attribute = name.partition(":")
     if colon:
-        try:
+        with refusing(f"cannot import {module_name!r} of {name!r}"):
             module = importlib.import_module(module_name)
-        except Exception as error:
-            raise UsageError(f"cannot import {module_name!r} of {name!r}: {_describe(error)}") from error
         found = getattr(module, attribute, None)
         if callable(found):
             return found  # type: ignore[no-any-return]
@@ -51,7 +50,6 @@ def look_here(*names: str) -> None:
 
 
 def check_batch_size(batch_size: int | None, num_envs: int) -> None:
-    """Refuse a batch of more envs than there are."""
     if batch_size and batch_size > num_envs:
         raise UsageError(f"a batch of {batch_size} is more than {num_envs} envs")
 
@@ -74,7 +72,6 @@ class Work:
     seed: int = 0
 
     def env_fn(self) -> EnvFn:
-        """Return the function that builds one env."""
         return env_fn(self.env)
 
     def actions(self, lanes: int | None = None) -> list[Any]:
@@ -97,22 +94,28 @@ class Work:
 def probe(name: str, num_envs: int = 1, seed: int = 0) -> Work:
     """Build, reset and close the env once. Raises UsageError with one sentence if that fails."""
     make = env_fn(name)
-    try:
+    with refusing(f"{name!r} could not be built"):
         env = make()
-    except Exception as error:
-        raise UsageError(f"{name!r} could not be built: {_describe(error)}") from error
     if not hasattr(env, "action_space") or not hasattr(env, "reset"):
         raise UsageError(f"{name!r} gave a {type(env).__name__}, which is no Gymnasium env")
-    try:
+    with contextlib.closing(env), refusing(f"{name!r} could not be reset"):
         env.reset(seed=seed)
         return Work(name, num_envs, env.action_space, seed)
+
+
+@contextlib.contextmanager
+def refusing(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Turn an error into a UsageError of one sentence. Without `kinds`, any error, and the sentence names its type."""
+    try:
+        yield
     except Exception as error:
-        raise UsageError(f"{name!r} could not be reset: {_describe(error)}") from error
-    finally:
-        env.close()
+        if isinstance(error, UsageError) or not isinstance(error, kinds or Exception):
+            raise
+        text = first_line(str(error)) or "no message"
+        typed = not kinds and not isinstance(error, gymnasium.error.Error)
+        raise UsageError(f"{what}: {type(error).__name__ + ': ' if typed else ''}{text}") from error
 
 
-def _describe(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else "no message"
-    return text if isinstance(error, gymnasium.error.Error) else f"{type(error).__name__}: {text}"
+def first_line(text: str) -> str:
+    """Return the first line of a message."""
+    return text.strip().partition("\n")[0]

@@ -25,17 +25,12 @@ def diagnosis(stats: PoolStats) -> str:
         return f"verdict: {stats.batches} batches are too few to say anything"
     shares = stats.shares
     stepping = shares.envs + shares.resets
-    overheads = {
-        "stragglers": (shares.stragglers, _stragglers),
-        "waking": (shares.waking, _waking),
-        "copying": (shares.copying, _copying),
-        "pool": (shares.pool, _pool),
-    }
-    worst, describe = max(overheads.values(), key=lambda pair: pair[0])
+    overheads = {"stragglers": _stragglers, "waking": _waking, "copying": _copying, "pool": _pool}
+    largest = max(overheads, key=lambda name: getattr(shares, name))
     if shares.caller >= MOST:
         text = _caller(stats)
-    elif worst >= MUCH:
-        text = describe(stats)
+    elif getattr(shares, largest) >= MUCH:
+        text = overheads[largest](stats)
     elif _in_turns(stats) and min(shares.caller, stepping) >= MUCH:
         text = (
             f"the caller and the envs take turns: {shares.caller:.0%} and {stepping:.0%} of the time: use "
@@ -79,8 +74,8 @@ def _stragglers(stats: PoolStats) -> str:
 
 def _from_uneven_blocks(stats: PoolStats) -> float:
     """Return the share of the time in which workers with fewer envs wait for the others, if all steps are alike."""
-    envs, sizes = stats.envs, [len(block) for block in stats.blocks]
-    mean = sum(env.mean for env in envs) / max(1, len(envs))
+    sizes = [len(block) for block in stats.blocks]
+    mean = sum(env.mean for env in stats.envs) / max(1, len(stats.envs))
     return (max(sizes) - sum(sizes) / len(sizes)) * mean * stats.batches / stats.seconds
 
 
@@ -97,20 +92,19 @@ def _slow_env(stats: PoolStats) -> str:
 
 
 def _waking(stats: PoolStats) -> str:
-    text = f"waking takes {stats.shares.waking:.0%} of the time"
     workers, passes = len(stats.blocks), max(1, sum(worker.passes for worker in stats.workers))
     wake = max(worker.waking for worker in stats.workers)
     if stats.backend in REMOTE:
-        more = "use more envs for each worker, or a smaller batch_size"
-        return f"{text}: messages take {duration(wake)} there and back: {more}"
-    if workers > usable_cores():
-        return f"{text}: {_crowded(workers)}"
-    if wake >= LONG_WAKE:
-        return f"{text}: a worker takes {duration(wake)} to wake up: is something else using the cores?"
-    busy = duration(sum(stats.busy) * stats.seconds / passes)
-    others = '"serial"' if stats.backend == "hybrid" else '"hybrid" or "serial"'
-    more = f"use more envs, fewer workers, or backend={others}"
-    return f"{text}: a worker is busy for {busy} only before it sleeps again: {more}"
+        why = f"messages take {duration(wake)} there and back: use more envs for each worker, or a smaller batch_size"
+    elif workers > usable_cores():
+        why = _crowded(workers)
+    elif wake >= LONG_WAKE:
+        why = f"a worker takes {duration(wake)} to wake up: is something else using the cores?"
+    else:
+        busy = duration(sum(stats.busy) * stats.seconds / passes)
+        use = 'backend="serial"' if stats.backend == "hybrid" else 'backend="hybrid" or "serial"'
+        why = f"a worker is busy for {busy} only before it sleeps again: use more envs, fewer workers, or {use}"
+    return f"waking takes {stats.shares.waking:.0%} of the time: {why}"
 
 
 def _copying(stats: PoolStats) -> str:

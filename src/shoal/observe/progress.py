@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+Notify = Callable[[str], None]
+
 
 @contextmanager
-def progress(total: float, timed: bool = False, shown: bool = True) -> Iterator[Callable[[str], None]]:
+def progress(total: float, timed: bool = False, shown: bool = True) -> Iterator[Notify]:
     """Show a bar on stderr, and yield a function to call before each move with what is done next.
 
-    Args:
-        total: the number of moves; with `timed`, the seconds until the end.
+    `total` is the number of moves; with `timed`, the seconds until the end.
     """
     ends = (TimeElapsedColumn(),) if timed else (MofNCompleteColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *ends)

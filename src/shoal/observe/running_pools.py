@@ -1,8 +1,8 @@
-"""Finds the running pools of this user and reads their counters; the pools need not do anything for it.
+"""Finds the running pools of this user, reads their counters, and computes what a pool has done between two looks.
 
-A pool's slab is an anonymous file. The kernel lets a user's processes (and root) open it by /proc/PID/fd, so no pool
-needs a name, a socket or a permission of its own. It is read, not mapped: so a slab that goes away cannot cause a
-fault, and nothing stays open between two looks.
+The pools need not do anything for it. A pool's slab is an anonymous file. The kernel lets a user's processes (and root)
+open it by /proc/PID/fd, so no pool needs a name, a socket or a permission of its own. It is read, not mapped: so a slab
+that goes away cannot cause a fault, and nothing stays open between two looks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class RunningPool:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Identifies the pool."""
         return self.pid, self.inode
 
 
@@ -67,23 +66,17 @@ class Unreadable(NamedTuple):
 class Look:
     """The counters of a pool at one moment. Each has one writer, and writers do not wait for each other.
 
-    Attributes:
-        at_ns: the moment, on the monotonic clock, which all processes share.
-        workers: int64 or float64 [workers] for each column of `stats` and `episode_sums` that is read.
-        restarts: the number of envs that were replaced.
-        answers: int64 [workers], of all lanes of each worker; unlike `steps`, it moves with every lane.
-        roster: int64 [workers, 3]: process id (0 for the caller's own process, -1 while the worker is replaced), first
-            lane, lane after the last.
-        pending, done: bool [lanes]: the lane has an action and was not yet received; its answer is finished.
+    A row of the roster is the process id (0 for the caller's own process, -1 while the worker is replaced), the first
+    lane, and the lane after the last.
     """
 
-    at_ns: int
-    workers: dict[str, npt.NDArray[Any]]
-    restarts: int
-    answers: npt.NDArray[np.int64]
-    roster: npt.NDArray[np.int64]
-    pending: npt.NDArray[np.bool_]
-    done: npt.NDArray[np.bool_]
+    at_ns: int  # on the monotonic clock, which all processes share
+    workers: dict[str, npt.NDArray[Any]]  # [workers] for each column of `stats` and `episode_sums` that is read
+    restarts: int  # envs that were replaced
+    answers: npt.NDArray[np.int64]  # [workers], of all lanes of each; unlike `steps`, it moves with every lane
+    roster: npt.NDArray[np.int64]  # [workers, 3]
+    pending: npt.NDArray[np.bool_]  # [lanes]: it has an action and was not yet received
+    done: npt.NDArray[np.bool_]  # [lanes]: it is pending, and its answer is finished
 
 
 # ---- finding -------------------------------------------------------------------------------------------------
@@ -240,3 +233,110 @@ def check_process(pid: int) -> None:
         raise UsageError(f"process {pid} is another user's: only that user, or root, may look at its pools") from error
     except OSError as error:
         raise UsageError(f"there is no process {pid}") from error
+
+
+# ---- rates ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerRates:
+    """What one worker has done."""
+
+    index: int
+    pid: int | None  # None for threads and for the caller's own block
+    envs: tuple[int, int]  # the first and the last
+    steps_per_second: float
+    episodes_per_second: float
+    busy: float  # the share of the time in which it was stepping
+    env: int | None  # that it is stepping or resetting now,
+    env_seconds: float  # and since when
+    away: bool  # it has died and is being replaced
+
+
+@dataclass(frozen=True)
+class PoolRates:
+    """What one pool has done in `interval` seconds."""
+
+    pid: int
+    env: str
+    backend: str
+    envs: int
+    batch_size: int
+    seconds: float  # the age of the pool
+    interval: float
+    steps: int  # all of them so far,
+    episodes: int  # those that have ended so far,
+    restarts: int  # and envs that were replaced so far
+    steps_per_second: float
+    episodes_per_second: float
+    mean_return: float | None  # of the episodes that ended in the interval; None if none did
+    mean_length: float | None
+    pending: int  # lanes that have an action and no answer that the caller has received
+    done: int  # pending lanes with a finished answer
+    workers: list[WorkerRates]
+
+
+def at_its_start(pool: RunningPool, now: Look) -> Look:
+    """Return what a look at the pool would have shown when it was made."""
+    workers = {name: np.zeros_like(column) for name, column in now.workers.items()}
+    nothing = np.zeros_like(now.pending)
+    return Look(pool.about["began_ns"], workers, 0, 0 * now.answers, now.roster, nothing, nothing)
+
+
+def between(pool: RunningPool, before: Look, now: Look) -> PoolRates:
+    seconds = max((now.at_ns - before.at_ns) / 1e9, 1e-9)
+
+    # Nothing is locked, so a counter that was read halfway may go backwards.
+    steps = np.maximum(now.answers - before.answers, 0) / seconds
+    episodes = np.maximum(now.workers["ended"] - before.workers["ended"], 0) / seconds
+    busy = np.clip((_busy_ns(now) - _busy_ns(before)) / 1e9 / seconds, 0.0, 1.0)
+    inside, since = now.workers["at"], _inside_ns(now) / 1e9
+    workers = [
+        WorkerRates(
+            index=index,
+            pid=int(pid) if pid > 0 else None,
+            envs=(int(start), int(stop) - 1),
+            steps_per_second=float(steps[index]),
+            episodes_per_second=float(episodes[index]),
+            busy=float(busy[index]),
+            env=abs(int(inside[index])) - 1 if inside[index] else None,
+            env_seconds=float(since[index]),
+            away=bool(pid < 0),
+        )
+        for index, (pid, start, stop) in enumerate(now.roster)
+    ]
+    return PoolRates(
+        pid=pool.pid,
+        **{name: pool.about[name] for name in ("env", "backend", "envs", "batch_size")},
+        seconds=max(0.0, (now.at_ns - pool.about["began_ns"]) / 1e9),
+        interval=seconds,
+        steps=int(now.answers.sum()),
+        episodes=int(now.workers["ended"].sum()),
+        restarts=now.restarts,
+        steps_per_second=float(steps.sum()),
+        episodes_per_second=float(episodes.sum()),
+        mean_return=_mean("return", before, now),
+        mean_length=_mean("length", before, now),
+        pending=int(now.pending.sum()),
+        done=int(now.done.sum()),
+        workers=workers,
+    )
+
+
+def _mean(name: str, before: Look, now: Look) -> float | None:
+    """Return the mean over the episodes that have ended between the looks."""
+    ended = now.workers["ended"].sum() - before.workers["ended"].sum()
+    mean = (now.workers[name].sum() - before.workers[name].sum()) / ended if ended >= 1 else np.nan
+    return float(mean) if np.isfinite(mean) else None
+
+
+def _inside_ns(look: Look) -> npt.NDArray[Any]:
+    """Return how long each worker has been in its env; 0 if it is in none."""
+    since = look.workers["since_ns"]
+    known = (look.workers["at"] != 0) & (since > 0)
+    return np.where(known, np.maximum(look.at_ns - since, 0), 0)
+
+
+def _busy_ns(look: Look) -> npt.NDArray[Any]:
+    """Return the time at work so far. Workers count a pass at its end; until then only the present env counts."""
+    return look.workers["busy_ns"] + np.where(look.workers["at"] > 0, _inside_ns(look), 0)

@@ -144,7 +144,6 @@ class PoolStats:
 
     @classmethod
     def read(cls, slab: Slab, backend: str, batch_size: int, blocks: Sequence[list[int]]) -> PoolStats:
-        """Read everything up to now."""
         now_ns = time.monotonic_ns()
         counts = Counts.read(slab, now_ns)
         seconds = max((now_ns - int(counts.pool[c.POOL_BEGAN_NS])) * NS, NS)

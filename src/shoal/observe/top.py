@@ -4,44 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from shoal.observe import rates, running_pools
-from shoal.observe.rates import PoolRates
-from shoal.observe.running_pools import Gone, Look, RunningPool, Unreadable
-from shoal.observe.screen import HISTORY, Screen
+from shoal.observe import running_pools
+from shoal.observe.running_pools import Gone, Look, PoolRates, RunningPool, Unreadable, WorkerRates
+from shoal.observe.words import figure, plural
 from shoal.support import processes
 
 NOTHING = 1  # exit code
 SEARCHING = 0.02  # the share of the time that the search for new pools may take
 NO_POOL = "no pool of this user is running"
+BLOCK_LINES = 7  # lines of a pool's block, without the rows of its workers
+LONG = 1.0  # seconds in one env that are worth a remark
+MOST_NAMED = 4  # workers that a summary names
+BINS = 20  # of a summary's histogram
+HISTORY = 30  # looks that the line of steps/s goes back
+BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+COLUMNS = {
+    "worker": "right", "pid": "right", "envs": "left", "steps/s": "right", "busy": "left", "episodes/s": "right",
+    "": "left",
+}  # fmt: skip
 
 
-@dataclass
-class _Seen:
+class _Seen(NamedTuple):
     last: Look
     rates: PoolRates
-    history: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    history: list[float]
 
 
 class Watch:
     """Looks at pools and remembers the last look, so that it can tell what has happened since.
 
-    Args:
-        pid: a process with pools, or a worker of a pool; None for all pools of this user.
-
-    Raises:
-        UsageError: there is no such process, or it is another user's.
+    `pid` is a process with pools, or a worker of a pool; None for all pools of this user. Raises UsageError if there is
+    no such process, or it is another user's.
     """
 
     def __init__(self, pid: int | None = None):
@@ -68,16 +76,14 @@ class Watch:
 
     def history(self) -> list[tuple[PoolRates, list[float]]]:
         """Return the last rates of each pool, and its steps/s in all looks but the first."""
-        return [(seen.rates, list(seen.history)) for seen in self._seen.values()]
+        return [(seen.rates, seen.history) for seen in self._seen.values()]
 
     def _note(self, pool: RunningPool, now: Look) -> None:
         seen = self._seen.get(pool.key)
-        if seen is None:
-            self._seen[pool.key] = _Seen(now, rates.between(pool, rates.at_its_start(pool, now), now))
-            return
-        seen.rates = rates.between(pool, seen.last, now)
-        seen.last = now
-        seen.history.append(seen.rates.steps_per_second)
+        before = seen.last if seen else running_pools.at_its_start(pool, now)
+        rates = running_pools.between(pool, before, now)
+        history = [*seen.history, rates.steps_per_second][-HISTORY:] if seen else []
+        self._seen[pool.key] = _Seen(now, rates, history)
 
     def _search(self) -> None:
         """Search for pools, but rarely: with many processes a search takes long."""
@@ -105,17 +111,89 @@ def _pools_of(pid: int) -> tuple[list[RunningPool], list[Unreadable]]:
     return others, []
 
 
+# ---- the picture ---------------------------------------------------------------------------------------------
+
+
+class Screen:
+    def __init__(self, console: Console):
+        self._bars = PLAIN_BARS if console.options.ascii_only else BARS
+
+    def draw(self, pools: Sequence[tuple[PoolRates, Sequence[float]]], height: int | None = None) -> RenderableType:
+        """Draw one block for each pool, given with its steps/s so far, in `height` lines; None for any number."""
+        room = math.inf if height is None else height // max(1, len(pools)) - BLOCK_LINES
+        return Group(*(self._block(rates, history, room) for rates, history in pools))
+
+    def _block(self, rates: PoolRates, history: Sequence[float], room: float) -> RenderableType:
+        minutes, seconds = divmod(int(rates.seconds), 60)
+        age = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        head = Text.assemble(
+            (rates.env, "bold"), f", {plural(rates.envs, 'env')}, {rates.backend} with ",
+            f"{plural(len(rates.workers), 'worker')}, process {rates.pid}, running for {age}",
+        )  # fmt: skip
+        stepping = rates.pending - rates.done
+        queue = f"queue: {rates.pending} sent, of which {stepping} at work and {rates.done} done and not yet received"
+        whole = len(rates.workers) <= room
+        workers = self._rows(rates.workers) if whole else self._summary(rates.workers)
+        return Group(head, self._speed(rates, history), Text(queue), workers, "")
+
+    def _speed(self, rates: PoolRates, history: Sequence[float]) -> Text:
+        line = Text.assemble((f"{rates.steps_per_second:,.0f}", "bold green"), " steps/s ")
+        if len(history) > 1:
+            line.append(self._spark(value / max(*history, 1e-9) for value in history), style="green")
+        line.append(f"  {figure(rates.episodes_per_second)} episodes/s")
+        if rates.mean_return is not None and rates.mean_length is not None:
+            line.append(f" with a mean return of {rates.mean_return:,.4g} in {rates.mean_length:,.4g} steps")
+        if rates.restarts:
+            line.append(f", {plural(rates.restarts, 'restart')}", style="yellow")
+        return line
+
+    def _rows(self, workers: Sequence[WorkerRates]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name, justify in COLUMNS.items():
+            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        for worker in workers:
+            first, last = worker.envs
+            full = round(worker.busy * 10)
+            table.add_row(
+                str(worker.index),
+                "" if worker.pid is None else str(worker.pid),
+                str(first) if first == last else f"{first}-{last}",
+                f"{worker.steps_per_second:,.0f}",
+                f"{worker.busy:4.0%} {self._bars[-1] * full}{self._bars[1] * (10 - full)}",
+                figure(worker.episodes_per_second),
+                _remark(worker),
+            )
+        return table
+
+    def _summary(self, workers: Sequence[WorkerRates]) -> Group:
+        shares = np.array([worker.busy for worker in workers])
+        counts, _ = np.histogram(shares, BINS, (0.0, 1.0))
+        low, middle, high = np.percentile(shares, (0, 50, 100))
+        shape = (self._spark(counts / max(1, counts.max())), "cyan")
+        busy = Text.assemble("busy: 0 % ", shape, f" 100 %, from {low:.0%} to {high:.0%}, median {middle:.0%}")
+        slow = sorted((worker for worker in workers if _remark(worker)), key=lambda worker: -worker.env_seconds)
+        words = [f"worker {worker.index} {_remark(worker)}" for worker in slow[:MOST_NAMED]]
+        if len(slow) > MOST_NAMED:
+            words.append(f"{len(slow) - MOST_NAMED} more")
+        return Group(busy, Text("; ".join(words), style="yellow"))
+
+    def _spark(self, shares: Iterable[float]) -> str:
+        top = len(self._bars) - 1
+        return "".join(self._bars[math.ceil(min(1.0, max(0.0, share)) * top)] for share in shares)
+
+
+def _remark(worker: WorkerRates) -> str:
+    """Say what is unusual about a worker; "" for nothing."""
+    if worker.away:
+        return "is being replaced"
+    return f"in env {worker.env} for {worker.env_seconds:.1f} s" if worker.env_seconds > LONG else ""
+
+
 # ---- the command ---------------------------------------------------------------------------------------------
 
 
 def top(pid: int | None, interval: float, once: bool, as_json: bool, console: Console) -> int:
-    """Show the pools until the user ends it, and return the exit code.
-
-    Args:
-        pid: one process; None for all of this user.
-        once: show one interval and return.
-        as_json: print one line for each pool and interval, instead of tables.
-    """
+    """Show the pools of a process, or of this user, until the user ends it or `once`; return the exit code."""
     watch = Watch(pid)
     if not watch.look() and (once or pid is not None):
         return _tell_why(watch, pid)
@@ -130,7 +208,6 @@ def top(pid: int | None, interval: float, once: bool, as_json: bool, console: Co
 
 
 def _print_look(watch: Watch, pid: int | None, as_json: bool, console: Console) -> int:
-    """Look once and print what is found."""
     found = watch.look()
     if not found:
         return _tell_why(watch, pid)
@@ -158,19 +235,15 @@ def _live(watch: Watch, pid: int | None, interval: float, console: Console) -> i
     """Redraw the screen until the user presses q, or the one process has no pool any more."""
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(_picture(watch, console), refresh=True)
+            shown = watch.history()
+            body = Screen(console).draw(shown, console.height - 1) if shown else Text(f"{NO_POOL}; waiting for one")
+            live.update(Group(body, *_refusals(watch), Text("q leaves", style="dim")), refresh=True)
             if pressed(interval) in ("q", "Q"):
                 return 0
             if not watch.look() and pid is not None:
                 break
     console.print(f"the pool of process {pid} has ended")
     return 0
-
-
-def _picture(watch: Watch, console: Console) -> RenderableType:
-    shown = watch.history()
-    body = Screen(console).draw(shown, console.height - 1) if shown else Text(f"{NO_POOL}; waiting for one")
-    return Group(body, *_refusals(watch), Text("q leaves", style="dim"))
 
 
 def _refusals(watch: Watch) -> list[Text]:

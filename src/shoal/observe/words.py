@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, sizes in bytes, and counts of things."""
+"""Numbers as people read them: durations, sizes in bytes, figures, and counts of things."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def size(count: int) -> str:
         if count >= length:
             return f"{count / length:.3g} {unit}"
     return f"{count} bytes"
+
+
+def figure(value: float) -> str:
+    """Write a number: three digits of a small one, no fraction of a large one."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def plural(count: int, noun: str) -> str:

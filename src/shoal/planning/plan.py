@@ -82,15 +82,11 @@ class Plan:
         return self.num_envs if self.batch_size is None else self.batch_size
 
     def __str__(self) -> str:
-        workers = f"{self.num_workers} worker" + ("s" if self.num_workers != 1 else "")
-        return f"{self.backend} with {workers}{self._envs()}: {self.reason}"
-
-    def _envs(self) -> str:
-        """What it says of envs and batches, in words."""
-        words = "" if self.num_envs is None else f" for {self.num_envs} envs"
+        words = f"{self.backend} with {self.num_workers} worker" + "s" * (self.num_workers != 1)
+        words += "" if self.num_envs is None else f" for {self.num_envs} envs"
         if self.batch_size not in (None, self.num_envs):
             words += f" in batches of {self.batch_size}"
-        return words
+        return f"{words}: {self.reason}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file, as JSON."""
@@ -144,9 +140,6 @@ def with_plan(options: PoolOptions, env: Any, num_envs: int | None) -> tuple[Poo
     """The options with what the plan says that the caller gives, and the number of envs.
 
     A batch size in lanes is not compared: how many lanes the envs have is known when they are built.
-
-    Raises:
-        ValueError: options and plan contradict each other.
     """
     if options.plan is None:
         return options, num_envs
@@ -204,15 +197,9 @@ def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: in
 
 
 def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measurement:
-    """Build one env in a process of its own, step it for a moment, end the process.
-
-    Raises:
-        BadEnv: the env function cannot be sent to a process.
-        EnvError, WorkerDied: the env raised or took its process along.
-    """
-    worker = ProcessWorker(
-        BlockSpec(0, 0, 1, pickle_env_fns([env_fn])), registry_additions(), start_method, {MEASURING: "1"}
-    )
+    """Build one env in a process of its own, step it for a moment, end the process."""
+    spec = BlockSpec(0, 0, 1, pickle_env_fns([env_fn]))
+    worker = ProcessWorker(spec, registry_additions(), start_method, {MEASURING: "1"})
     try:
         worker.launch()
         worker.built(deadline)

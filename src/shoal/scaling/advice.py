@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from shoal.observe.words import figure, plural
 from shoal.scaling.model import ANSWER_LANE, LONGEST, MOST_LANES, PARTS, Costs, Setup, StepTime, bounds, ceiling
 from shoal.scaling.simulation import Prediction, simulate
 from shoal.support.checks import number, whole_number
@@ -55,9 +56,8 @@ class Cluster:
         number("latency, in seconds", self.latency, 0.0, LONGEST)
 
     def setup(self, actors_per_node: int, in_flight: int) -> Setup:
-        """Return a way to run it. The envs of each actor are rounded up."""
         actors = self.nodes * actors_per_node
-        per_actor = -(-self.envs // actors)
+        per_actor = -(-self.envs // actors)  # rounded up
         envs = per_actor * actors
         size = -(-envs // in_flight) if self.batch_size is None else self.batch_size
         return Setup(
@@ -98,7 +98,31 @@ class Advice:
     @property
     def first(self) -> str:
         """What to change first, in a sentence."""
-        return _sentence(self)
+        setup, now, limit = self.setup, self.prediction, self.limit
+        ranks = _about_ranks(self)
+        larger = "have more envs and let it take larger batches" if setup.policy > setup.policy_batch / 2 else ""
+        tell = {
+            "envs": _about_envs(self),
+            "stragglers": _about_stragglers(self),
+            "latency": _about_latency(self, ranks),
+            "driver": _about_driver(self, ranks),
+            "driver's link": (
+                f"The driver's link is the limit ({setup.obs_bytes + ANSWER_LANE:,.0f} bytes a step): send smaller "
+                "observations (uint8, single frames that are stacked at the driver)"
+                f"{_or('give it a faster link', ranks)}."
+            ),
+            "nodes' links": "The nodes' links are the limit: send smaller observations, or use more nodes.",
+            "policy": (
+                f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size:,}): "
+                f"make it faster{_or(larger, ranks)}."
+            ),
+        }
+        others = [name for name in now.busy if name not in (limit, "envs" * (limit == "stragglers"))]
+        behind = max(others, key=lambda name: now.busy[name])
+        if self.gains[limit] < CLOSE and now.busy[behind] > 0.6:
+            are = "are" if behind.endswith("s") else "is"
+            return f"{tell[limit]} Close behind {are} the {behind} ({now.busy[behind]:.0%} busy)."
+        return tell[limit]
 
 
 def advise(cluster: Cluster) -> Advice:
@@ -133,30 +157,31 @@ class _NodeSearch:
     def _setups(self, nodes: int) -> list[Setup]:
         """Return the ways to use so many nodes, the simplest first."""
         cluster = replace(self._cluster, nodes=nodes)
+        most = 1 if cluster.batch_size else min(cluster.envs, MOST_DEPTH)
         ways = sorted({1, cluster.cores} if cluster.envs >= nodes * cluster.cores else {1})
-        return [cluster.setup(way, depth) for way in ways for depth in _depths(cluster, way)]
+        # With the largest depth, each actor has two messages under way.
+        depths = {way: sorted({*DEPTHS, 2 * nodes * way}) for way in ways}
+        return [cluster.setup(way, depth) for way in ways for depth in depths[way] if depth <= most]
 
     def best(self, nodes: int) -> tuple[Setup, Prediction]:
         """Return the simplest way of those as fast as the fastest."""
         if nodes not in self._found:
-            best: tuple[Setup, Prediction] | None = None
-            for setup in self._ways[nodes]:
+            first, *others = self._ways[nodes]
+            best = first, simulate(first)
+            for setup in others:
                 # A way with too low a bound need not be simulated.
-                if best is None or ceiling(setup) * MARGIN > best[1].rate:
-                    found = simulate(setup)
-                    if best is None or found.rate * MARGIN > best[1].rate:
-                        best = setup, found
-            assert best is not None
+                if ceiling(setup) * MARGIN > best[1].rate and (found := simulate(setup)).rate * MARGIN > best[1].rate:
+                    best = setup, found
             self._found[nodes] = best
         return self._found[nodes]
 
     def nodes_that_pay(self) -> int:
         """Return the number of nodes beyond which more nodes bring too little."""
         best, most = 1, 0.0
-        for nodes, high in sorted(self._ceilings.items(), key=lambda one: -_value(*one)):
-            if _value(nodes, high) <= most:
+        for nodes, high in sorted(self._ceilings.items(), key=lambda one: -one[1] / one[0] ** PAYS):
+            if high / nodes**PAYS <= most:
                 break
-            value = _value(nodes, self.best(nodes)[1].rate)
+            value = self.best(nodes)[1].rate / nodes**PAYS
             if value > most:
                 best, most = nodes, value
         return best
@@ -165,18 +190,6 @@ class _NodeSearch:
         """Return the steps per second with all nodes; an upper bound, if that is less than the known rate."""
         nodes = self._cluster.nodes
         return self._ceilings[nodes] if self._ceilings[nodes] < rate else self.best(nodes)[1].rate
-
-
-def _value(nodes: int, rate: float) -> float:
-    return float(rate / nodes**PAYS)
-
-
-def _depths(cluster: Cluster, actors_per_node: int) -> list[int]:
-    """Return the numbers of batches in flight to try; with the largest, each actor has two messages under way."""
-    if cluster.batch_size:
-        return [1]
-    most = min(cluster.envs, MOST_DEPTH)
-    return sorted(depth for depth in {*DEPTHS, 2 * cluster.nodes * actors_per_node} if depth <= most)
 
 
 def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:
@@ -222,35 +235,6 @@ def _apart(cluster: Cluster) -> float:
     return cluster.nodes * envs / seconds if seconds > 0 else math.inf
 
 
-def _sentence(advice: Advice) -> str:
-    setup, now, limit = advice.setup, advice.prediction, advice.limit
-    ranks = _about_ranks(advice)
-    larger = "have more envs and let it take larger batches" if setup.policy > setup.policy_batch / 2 else ""
-    tell = {
-        "envs": _about_envs(advice),
-        "stragglers": _about_stragglers(advice),
-        "latency": _about_latency(advice, ranks),
-        "driver": _about_driver(advice, ranks),
-        "driver's link": (
-            f"The driver's link is the limit ({setup.obs_bytes + ANSWER_LANE:,.0f} bytes a step): send smaller "
-            f"observations (uint8, single frames that are stacked at the driver){_or('give it a faster link', ranks)}."
-        ),
-        "nodes' links": "The nodes' links are the limit: send smaller observations, or use more nodes.",
-        "policy": (
-            f"The policy is the limit ({now.busy['policy']:.0%} of the time, batches of {setup.batch_size:,}): make it "
-            f"faster{_or(larger, ranks)}."
-        ),
-    }
-    behind = max(
-        (name for name in now.busy if name not in (limit, "envs" * (limit == "stragglers"))),
-        key=lambda name: now.busy[name],
-    )
-    if advice.gains[limit] < CLOSE and now.busy[behind] > 0.6:
-        are = "are" if behind.endswith("s") and behind != "driver's" else "is"
-        return f"{tell[limit]} Close behind {are} the {behind} ({now.busy[behind]:.0%} busy)."
-    return tell[limit]
-
-
 def _about_ranks(advice: Advice) -> str:
     """Advise to move the policy to the nodes, if that is much faster; "" if not."""
     rate, nodes = advice.prediction.rate, advice.cluster.nodes
@@ -265,11 +249,6 @@ def _about_ranks(advice: Advice) -> str:
         f"move the policy to the nodes: data-parallel ranks, at most {figure(advice.apart)} steps/s on all {nodes:,} "
         f"if each runs it as fast as the driver does (docs/distributed.md){alone}"
     )
-
-
-def figure(value: float) -> str:
-    """Write a number for people: three digits of a small one, no fraction of a large one."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _or(*ways: str) -> str:
@@ -289,8 +268,7 @@ def _about_envs(advice: Advice) -> str:
 def _about_driver(advice: Advice, ranks: str) -> str:
     """Advise on the driver: larger messages, if their number is the limit, or less in them."""
     setup, now = advice.setup, advice.prediction
-    count = math.ceil(now.messages)
-    what = f"{now.busy['driver']:.0%} busy, {count:,} message{'s' * (count > 1)} a batch"
+    what = f"{now.busy['driver']:.0%} busy, {plural(math.ceil(now.messages), 'message')} a batch"
     if now.messages * setup.costs.message > setup.batch_size * setup.driver_lane:
         larger = "a larger batch_size" if advice.cluster.batch_size and not setup.full else "more envs"
         first = f"have {larger}, so that each message carries more of them"

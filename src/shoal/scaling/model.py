@@ -16,7 +16,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shoal.scaling.measured import COSTS
 from shoal.support.checks import number, whole_number
 
 Times = npt.NDArray[np.float64]
@@ -32,6 +31,7 @@ MOST_LANES = 2**24
 LONGEST = 1e9  # seconds, of anything
 LARGEST = 2**60  # bytes, of anything
 DRAWS = 250_000  # steps that are drawn to find the slowest of many
+MEASURED_ON = "Ray 2.60.0, Python 3.11.7, 2 cores"  # where the costs below were measured
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ class Costs:
     """The seconds that Shoal itself takes, with Ray as its transport.
 
     Of the driver and of an actor, only the threads count that do one thing after the other. The time of Ray's other
-    threads is in `transport`. `benchmarks/scaling_model.py` has measured the values (`measured`); see docs/scaling.md.
+    threads is in `transport`. `benchmarks/scaling_model.py --parts constants --save` has measured the values and
+    writes them here; see docs/scaling.md.
 
     Attributes:
         batch: time of the driver's CPU for the recv and send of a batch.
@@ -94,16 +95,16 @@ class Costs:
         transport: the time that the transport adds to the network's round trip on an idle machine.
     """
 
-    batch: float = COSTS["batch"]
-    message: float = COSTS["message"]
-    large: float = COSTS["large"]
-    lane: float = COSTS["lane"]
-    byte: float = COSTS["byte"]
-    host_message: float = COSTS["host_message"]
-    host_large: float = COSTS["host_large"]
-    host_lane: float = COSTS["host_lane"]
-    host_byte: float = COSTS["host_byte"]
-    transport: float = COSTS["transport"]
+    batch: float = 9.5e-05
+    message: float = 0.00031
+    large: float = 0.00024
+    lane: float = 1e-07
+    byte: float = 2e-10
+    host_message: float = 0.00039
+    host_large: float = 0.00065
+    host_lane: float = 6.7e-07
+    host_byte: float = 3.6e-10
+    transport: float = 0.00052
 
     @classmethod
     def none(cls) -> Costs:
@@ -243,12 +244,13 @@ def _quick_bounds(setup: Setup) -> dict[str, float]:
     size, messages = setup.batch_size, setup.fewest_messages
     workers = setup.actors * setup.workers_per_actor
     circle = _unhindered(setup)
+    fewest_steps = max(1.0, size / workers)  # of one worker for one message, if a batch is spread over all workers
     # An actor's only worker reads its messages itself, and steps nothing meanwhile.
     alone = setup.costs.host_message / min(size, setup.envs_per_actor) if setup.workers_per_actor == 1 else 0.0
     return {
         "envs": _over(workers, setup.step.mean + setup.host_lane + alone),
         "stragglers": math.inf,
-        "latency": _over(setup.envs, circle + _fewest_steps(setup) * (setup.step.mean + setup.host_lane)),
+        "latency": _over(setup.envs, circle + fewest_steps * (setup.step.mean + setup.host_lane)),
         "driver": _over(size, setup.driver_batch),
         "driver's link": min(
             setup.driver_bandwidth / (setup.answer_bytes + ANSWER_MESSAGE * messages / size),
@@ -263,11 +265,6 @@ def _unhindered(setup: Setup) -> float:
     """Return the seconds of a circle without its steps, if a lane never waits in a queue."""
     costs = setup.costs
     return setup.latency + setup.policy_batch + costs.batch + costs.message + costs.host_message
-
-
-def _fewest_steps(setup: Setup) -> float:
-    """Return the least steps of one worker for one message, if a batch is spread over all workers."""
-    return max(1.0, setup.batch_size / (setup.actors * setup.workers_per_actor))
 
 
 def slowest_block(setup: Setup, repeats: int = 64) -> float:

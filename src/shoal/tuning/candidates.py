@@ -139,34 +139,29 @@ class Candidate:
 
 def all_candidates(cost: EnvCost, limits: Limits) -> list[Candidate]:
     """Return every way to run the env that keeps to the limits on numbers, in no order."""
-    found: dict[Candidate, None] = {}
-    for count in _sizes(limits):
-        for batch in _batches(count, limits):
-            for backend in limits.backends:
-                if backend == "serial" and batch < count and limits.batch_size is None:
-                    continue  # a single worker gains nothing by partial batches
-                for workers in _workers(backend, count, cost, limits):
-                    found[Candidate(backend, workers, count, batch)] = None
-    return list(found)
+    return [
+        Candidate(backend, workers, count, batch)
+        for count, batch in _sizes(limits)
+        for backend in limits.backends
+        # A single worker gains nothing by partial batches.
+        if backend != "serial" or batch == count or limits.batch_size is not None
+        for workers in _workers(backend, count, cost, limits)
+    ]
 
 
-def _sizes(limits: Limits) -> list[int]:
-    """Return the numbers of envs to try."""
+def _sizes(limits: Limits) -> list[tuple[int, int]]:
+    """Return the numbers of envs to try, each with the batch sizes to try."""
+    size = limits.batch_size
     if limits.num_envs is not None:
-        return [limits.num_envs]
-    if isinstance(limits.batch_size, int):
-        return [limits.batch_size * part for part in (1, 2, 4)]
-    doubled = itertools.takewhile(lambda n: n <= MOST_ENVS, (limits.cores << k for k in itertools.count()))
-    return list(doubled) or [limits.cores]
-
-
-def _batches(count: int, limits: Limits) -> list[int]:
-    """Return the batch sizes to try."""
-    if isinstance(limits.batch_size, int):
-        return [limits.batch_size]
-    if limits.batch_size == "all":
-        return [count]
-    return [count // part for part in (1, 2, 4) if count >= part]
+        counts = [limits.num_envs]
+    elif isinstance(size, int):
+        counts = [size * part for part in (1, 2, 4)]
+    else:
+        counts = [limits.cores << k for k in range(MOST_ENVS.bit_length()) if limits.cores << k <= MOST_ENVS]
+    if isinstance(size, int):
+        return [(count, size) for count in counts]
+    parts = (1,) if size == "all" else (1, 2, 4)
+    return [(count, count // part) for count in counts or [limits.cores] for part in parts if count >= part]
 
 
 def _workers(backend: str, count: int, cost: EnvCost, limits: Limits) -> list[int]:
@@ -216,7 +211,7 @@ def neighbours(one: Candidate, known: Sequence[Candidate]) -> Iterator[Candidate
                 yield wanted
 
 
-def spin_variants(one: Candidate) -> Iterator[Candidate]:
+def other_spins(one: Candidate) -> Iterator[Candidate]:
     """Yield the same candidate with other times of spinning. Threads never spin, because they would hold the GIL."""
     if one.backend in ("processes", "hybrid") and one.spin is None:
         yield from (replace(one, spin=spin) for spin in SPINS)

@@ -10,10 +10,11 @@ import contextlib
 import functools
 import gc
 import hashlib
+import itertools
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -26,7 +27,6 @@ from shoal.errors import ShoalError, SlowEnvWarning, StepTimeout
 from shoal.pool import Pool
 from shoal.support import processes
 from shoal.tuning.candidates import Candidate, EnvCost
-from shoal.tuning.driver import PoolDriver
 from shoal.worker.building import spaces_of
 from shoal.worker.measurement import MEASURING, as_one, time_steps
 
@@ -38,13 +38,46 @@ class LabLost(Exception):
     """The lab's process has ended, with all its pools; the text says why."""
 
 
-class Lab:
-    """Builds, runs and closes pools, each known by a number.
+class PoolDriver:
+    """Drives a pool as a training loop does, in full or in partial batches as the pool has them.
 
-    Args:
-        env_fns: one for each env, or a single one for all.
-        policy_latency: seconds of computing between two batches.
+    The batches of actions are used in turn again and again. `policy` is what the caller does with each batch.
     """
+
+    def __init__(self, pool: Pool, actions: Sequence[Any], policy: Callable[[], object] | None = None, seed: int = 0):
+        self.pool, self._policy = pool, policy
+        self._actions = itertools.cycle(actions)
+        if pool.batch_size < pool.num_envs:
+            self._turn = self._partial_turn
+            pool.async_reset(seed=seed)
+        else:
+            self._turn = self._full_turn
+            pool.reset(seed=seed)
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """Take batches for about so long, at least one; return their number and the seconds that they took."""
+        turn, clock, turns = self._turn, time.perf_counter, 0
+        began = now = clock()
+        while turns == 0 or now - began < seconds:
+            turn()
+            turns += 1
+            now = clock()
+        return turns, now - began
+
+    def _full_turn(self) -> None:
+        if self._policy is not None:
+            self._policy()
+        self.pool.step(next(self._actions))
+
+    def _partial_turn(self) -> None:
+        batch = self.pool.recv()
+        if self._policy is not None:
+            self._policy()
+        self.pool.send(next(self._actions), batch.env_id)
+
+
+class Lab:
+    """Builds, runs and closes pools, each known by a number. Envs have a function each, or a single one for all."""
 
     # A pool takes the lab for an env, so it needs spaces.
     observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
@@ -52,8 +85,8 @@ class Lab:
 
     def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float):
         self._env_fns, self._latency = list(env_fns), policy_latency
-        self._drivers: dict[int, PoolDriver] = {}
-        self._batches: dict[int, int] = {}  # how many envs a batch of each pool has
+        self._drivers: dict[int, tuple[PoolDriver, int]] = {}  # and how many envs a batch of each pool has
+        os.environ[MEASURING] = "1"  # envs of trials must not leave files behind
 
     def reset(self, **arguments: Any) -> Any:
         """Refuse: the lab is an env only so that a pool can run it."""
@@ -105,13 +138,13 @@ class Lab:
                 space = batch_space(pool.single_action_space, pool.batch_size)
                 space.seed(0)
                 policy = functools.partial(_compute, self._latency) if self._latency else None
-                self._drivers[number] = PoolDriver(pool, [space.sample() for _ in range(ACTIONS)], policy)
+                driver = PoolDriver(pool, [space.sample() for _ in range(ACTIONS)], policy)
             except BaseException:
                 pool.close()
                 raise
         except Exception as error:
             return _describe(error)
-        self._batches[number] = candidate.batch_size
+        self._drivers[number] = driver, candidate.batch_size
         return time.perf_counter() - began
 
     def time(self, number: int, warm: float, seconds: float) -> float | str:
@@ -119,21 +152,19 @@ class Lab:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SlowEnvWarning)
-                self._drivers[number].run(warm)
-                turns, took = self._drivers[number].run(seconds)
+                driver, batch = self._drivers[number]
+                driver.run(warm)
+                turns, took = driver.run(seconds)
         except Exception as error:
             return _describe(error)
-        return turns * self._batches[number] / took
+        return turns * batch / took
 
     def end(self, number: int) -> None:
-        """Close a pool."""
-        driver = self._drivers.pop(number, None)
-        if driver is not None:
+        if number in self._drivers:
             with contextlib.suppress(Exception):  # an env that raises in close must not spoil other trials
-                driver.pool.close()
+                self._drivers.pop(number)[0].pool.close()
 
     def close(self) -> None:
-        """Close all pools."""
         for number in list(self._drivers):
             self.end(number)
 
@@ -159,23 +190,16 @@ def _describe(error: BaseException) -> str:
 class LabPool:
     """A pool of one env, the lab. The next call after its process was lost starts a new one.
 
-    Args:
-        backend: "processes" for a lab in a process of its own, or "serial" for one in this process, for envs that
-            cannot be pickled. Here a trial that hangs cannot be ended.
+    With "serial" the lab is in this process, for envs that cannot be pickled. Here a trial that hangs cannot be ended.
     """
 
     def __init__(self, env_fns: Sequence[EnvFn], policy_latency: float, backend: Literal["processes", "serial"]):
-        self._make, self._backend = functools.partial(_make_lab, list(env_fns), policy_latency), backend
+        self._make, self._backend = functools.partial(Lab, list(env_fns), policy_latency), backend
         self._pool: Pool | None = None
         self._before = os.environ.get(MEASURING)
 
     def call(self, name: str, *arguments: Any, timeout: float) -> Any:
-        """Call a method of the lab.
-
-        Raises:
-            LabLost: no answer came within `timeout` seconds, or the process died.
-            EnvError: the method raised.
-        """
+        """Call a method of the lab. Raises LabLost if no answer comes in time or the process dies, else EnvError."""
         try:
             if self._pool is None:
                 self._pool = Pool([self._make], backend=self._backend, start_timeout=timeout)
@@ -198,8 +222,3 @@ class LabPool:
         os.environ.pop(MEASURING, None)
         if self._before is not None:
             os.environ[MEASURING] = self._before
-
-
-def _make_lab(env_fns: Sequence[EnvFn], policy_latency: float) -> Lab:
-    os.environ[MEASURING] = "1"  # envs of trials must not leave files behind
-    return Lab(env_fns, policy_latency)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,17 +45,7 @@ class Trial:
     @property
     def rate(self) -> float:
         """The median rate of its runs, 0 without runs."""
-        return statistics.median(self.rates) if self.rates else 0.0
-
-    @property
-    def low(self) -> float:
-        """The lower quartile of its rates."""
-        return quartiles(self.rates)[0]
-
-    @property
-    def high(self) -> float:
-        """The upper quartile of its rates."""
-        return quartiles(self.rates)[2]
+        return quartiles(self.rates)[1]
 
     @property
     def batch_seconds(self) -> float:
@@ -68,7 +58,6 @@ class Trial:
         return STATES.index(self.state), -(self.rate or self.expected)
 
     def ran(self, rate: float) -> None:
-        """Note a run."""
         self.rates.append(rate)
         self.state, self.note = "ran", ""
 
@@ -77,8 +66,8 @@ class Trial:
         self.state, self.note = state, note
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        rates = {"median": self.rate, "low": self.low, "high": self.high} if self.rates else None
+        low, median, high = quartiles(self.rates)
+        rates = {"median": median, "low": low, "high": high} if self.rates else None
         names = ("expected", "rates", "start", "state", "note")
         return {**asdict(self.candidate), "steps_per_s": rates, **{name: getattr(self, name) for name in names}}
 
@@ -114,7 +103,7 @@ class TuneResult:
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Save the map as a picture, in the format that the file name says. Needs matplotlib."""
-        HeatMap(self.table).plot(Path(path))
+        self.map().plot(Path(path))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -126,6 +115,24 @@ class TuneResult:
         return {**found, "trials": trials}
 
 
+def table(heads: Sequence[str], title: str | None = None, **settings: Any) -> Table:
+    """Return an empty table; the first column is aligned to the left, the others to the right."""
+    grid = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, **settings)
+    for at, head in enumerate(heads):
+        grid.add_column(head, justify="right" if at else "left", overflow="fold")
+    return grid
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return a matplotlib figure. It needs no display, and does not touch the user's own pyplot figures."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 class HeatMap:
     """Trials as a grid. Columns are numbers of envs, or batch sizes if there is one number of envs; rows are the rest.
 
@@ -134,25 +141,22 @@ class HeatMap:
 
     def __init__(self, trials: Sequence[Trial]):
         several = len({trial.candidate.num_envs for trial in trials}) > 1
+        self.head = "envs" if several else "envs in a batch"
+
+        def place(trial: Trial) -> tuple[tuple[Any, ...], int]:
+            one = trial.candidate
+            part = f"batches of 1/{one.num_envs / one.batch_size:.3g}" if one.partial and several else ""
+            return (one.backend, one.num_workers, part), one.num_envs if several else one.batch_size
+
         shown = [trial for trial in trials if trial.state not in ("waiting", "not tried")]
-        column: Callable[[Candidate], int]
-        row: Callable[[Candidate], tuple[Any, ...]]
-        if several:
-            self.head = "envs"
-            column, row = (lambda one: one.num_envs), (lambda one: (one.backend, one.num_workers, _part(one)))
-        else:
-            self.head = "envs in a batch"
-            column, row = (lambda one: one.batch_size), (lambda one: (one.backend, one.num_workers, ""))
         self.best = max((trial.rate for trial in shown), default=0.0)
-        self.columns = sorted({column(trial.candidate) for trial in shown})
-        rows = {row(trial.candidate) for trial in shown}
+        self.columns = sorted({place(trial)[1] for trial in shown})
+        rows = {place(trial)[0] for trial in shown}
         self.rows = sorted(rows, key=lambda key: (SIMPLEST.index(key[0]), key[1], key[2]))
-        self.cells: dict[tuple[tuple[Any, ...], int], Trial] = {}
-        for trial in sorted(trials, key=lambda trial: trial.place):
-            self.cells.setdefault((row(trial.candidate), column(trial.candidate)), trial)
+        # The first of each place, which is the best.
+        self.cells = {place(trial): trial for trial in sorted(trials, key=lambda trial: trial.place, reverse=True)}
 
     def words(self, row: tuple[Any, ...]) -> str:
-        """Return the name of a row."""
         backend, workers, part = row
         return (backend if backend == "serial" else f"{backend} x{workers}") + (f", {part}" if part else "")
 
@@ -169,14 +173,10 @@ class HeatMap:
         return trial.rate / self.best if trial.state == "ran" else SIGNS.get(trial.state, "")
 
     def __rich__(self) -> Table:
-        grid = Table(title=self.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
-        grid.add_column(self.head)
-        for column in self.columns:
-            grid.add_column(str(column), justify="right", no_wrap=True)
+        caption = {"caption": "x failed   ! too large   . not tried", "caption_justify": "left"}
+        grid = table([self.head, *map(str, self.columns)], self.title, padding=(0, 0, 0, 1), **caption)
         for row in self.rows:
             grid.add_row(self.words(row), *(_cell(self.value(row, column)) for column in self.columns))
-        grid.caption = "x failed   ! too large   . not tried"
-        grid.caption_justify = "left"
         return grid
 
     def __str__(self) -> str:
@@ -185,15 +185,9 @@ class HeatMap:
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
     def plot(self, path: Path) -> None:
-        """Save it as a picture."""
-        # The object interface needs no display, and does not touch the user's own pyplot figures.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
         values = [[self.value(row, column) for column in self.columns] for row in self.rows]
         numbers = [[one if isinstance(one, float) else float("nan") for one in line] for line in values]
-        figure = Figure(figsize=(2.5 + 0.8 * len(self.columns), 1.2 + 0.34 * len(self.rows)), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(2.5 + 0.8 * len(self.columns), 1.2 + 0.34 * len(self.rows))
         axis = figure.subplots()
         axis.imshow(numbers, cmap="RdYlGn", vmin=0.0, vmax=1.0, aspect="auto")
         for y, line in enumerate(values):
@@ -205,10 +199,6 @@ class HeatMap:
         axis.set_xlabel(self.head, fontsize=8)
         axis.set_title(self.title, fontsize=10, loc="left")
         figure.savefig(path, dpi=120)
-
-
-def _part(one: Candidate) -> str:
-    return f"batches of 1/{one.num_envs / one.batch_size:.3g}" if one.partial else ""
 
 
 def _cell(value: float | str) -> Text:

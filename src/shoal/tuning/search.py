@@ -12,31 +12,21 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shoal.envs.functions import EnvFn, as_env_fns, pickle_env_fns
 from shoal.errors import BadEnv, EnvError, StartError, StepTimeout
+from shoal.observe.progress import Notify
 from shoal.observe.words import size
 from shoal.support import processes
 from shoal.support.checks import check_choice, number, positive_number, whole_number
 from shoal.support.cores import usable_cores
 from shoal.tuning import BACKENDS
-from shoal.tuning.candidates import (
-    CLOSE,
-    Candidate,
-    EnvCost,
-    Limits,
-    all_candidates,
-    in_order,
-    neighbours,
-    spin_variants,
-)  # fmt: skip
+from shoal.tuning.candidates import CLOSE, Candidate, EnvCost, Limits, all_candidates, in_order, neighbours, other_spins
 from shoal.tuning.lab import LabLost, LabPool
-from shoal.tuning.result import Trial, TuneResult
-
-Notify = Callable[[str], None]
+from shoal.tuning.result import Trial, TuneResult, quartiles
 
 FIRST, SECOND = 0.45, 0.5  # the parts of the remaining time for the first two stages; the third has the rest
 KEPT, LEADERS, FINALISTS = 8, 2, 5
@@ -72,7 +62,6 @@ class Search:
 
     @property
     def tried(self) -> list[Trial]:
-        """The trials that have run."""
         return [trial for trial in self._trials.values() if trial.state == "ran"]
 
     # ---- the stages ---------------------------------------------------------------------------------------
@@ -146,7 +135,7 @@ class Search:
         best, known = self._best(KEPT), list(self._trials)
         leaders = best[:LEADERS]
         near = [self._trials[one] for leader in leaders for one in neighbours(leader.candidate, known)]
-        spinning = [(leader, one) for leader in leaders for one in spin_variants(leader.candidate)]
+        spinning = [(leader, one) for leader in leaders for one in other_spins(leader.candidate)]
         near += [self._trials.setdefault(one, Trial(one, leader.expected)) for leader, one in spinning]
         near = [trial for trial in near if trial.state in ("waiting", "not tried")]
         trials = list(dict.fromkeys([*leaders, *self._favourites(), *best, *near]))
@@ -217,7 +206,9 @@ class Search:
             rate = self._ask(trial, "time", self._open[trial], 0.2 * RUN, self._run_seconds(trial))
         except LabLost as lost:
             self._open.clear()
-            self._lose(trial, str(lost))
+            if self._left > 0 or trial.state != "ran":  # else the time was over, and it has run before
+                self._losses[trial.candidate.backend] += 1
+                trial.out("failed", str(lost))
             return None
         except _Failed as failed:
             self._close(trial)
@@ -226,12 +217,6 @@ class Search:
         self._open[trial] = self._open.pop(trial)
         trial.ran(rate)
         return rate
-
-    def _lose(self, trial: Trial, why: str) -> None:
-        """Note that a trial has ended the lab, unless it has run before and the time is over."""
-        if self._left > 0 or trial.state != "ran":
-            self._losses[trial.candidate.backend] += 1
-            trial.out("failed", why)
 
     def _ask(self, trial: Trial, name: str, *arguments: Any) -> float:
         expected, left = self._seconds_for(trial), self._left
@@ -263,16 +248,13 @@ class Search:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def result(self) -> TuneResult:
-        """Return what was found so far.
-
-        Raises:
-            StartError: no trial has run, and none is left that could.
-        """
+        """Return what was found so far. Raises StartError if no trial has run, and none is left that could."""
         cost, trials = self.cost, sorted(self._trials.values(), key=lambda trial: trial.place)
         chosen = self._choose()
         if chosen.state == "ran":
             others = len(self.tried) - 1
-            reason = f"tuned: {chosen.rate:,.0f} steps/s ({chosen.low:,.0f} to {chosen.high:,.0f})"
+            low, median, high = quartiles(chosen.rates)
+            reason = f"tuned: {median:,.0f} steps/s ({low:,.0f} to {high:,.0f})"
             reason += f", the best of {others + 1} that were tried" if others else ", and nothing else was tried"
         else:
             reason = f"{chosen.expected:,.0f} steps/s are expected; there was no time to try it"
@@ -280,8 +262,7 @@ class Search:
         return TuneResult(plan, cost, trials, self.limits, self._took)
 
     def _choose(self) -> Trial:
-        scores = self._scores()
-        if scores:
+        if scores := self._scores():
             best = max(scores.values())
             good = [trial for trial, score in scores.items() if score * CLOSE >= best]
             return min(good, key=lambda trial: trial.candidate.simplicity)
