@@ -13,7 +13,7 @@ from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 
-_tickets = itertools.count(1)
+TICKETS = itertools.count(1)  # of commands that are replied to
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
@@ -153,7 +153,7 @@ class Worker(ABC):
 
     def call(self, command: str, lanes: Sequence[int], *args: Any) -> int:
         """Send a command that will be replied to; returns the ticket for `reply`."""
-        ticket = next(_tickets)
+        ticket = next(TICKETS)
         self.send(command, ticket, list(lanes), *args)
         return ticket
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.backends.batched import RowsBackend
+from shoal.backends.inline import RowsBackend
 from shoal.envs.batched import BatchedEnv
 
 
