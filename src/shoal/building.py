@@ -36,7 +36,7 @@ from shoal.support import processes
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import Deadline
 
-__all__ = ["Parts", "Shape", "build"]
+__all__ = ["Shape", "build"]
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,19 @@ class EnvSpecs:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is settled about a pool once its envs are built.
-
-    Attributes:
-        specs: spaces and metadata.
-        lanes: how many there are.
-        batch_size: how many of them `recv` waits for.
-        window: how many neighbours are always received together; 0 for any lanes.
-        autoreset: the mode.
-        groups: which lanes are one env's.
-        absences: whether lanes can be without an agent.
-        lane_names: of the agents of one env; None where lanes have no names.
-        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
-        frames: how many time slots the slab has.
-        lends: whether large arrays are lent rather than copied.
-    """
+    """What is settled about a pool once its envs are built."""
 
     specs: EnvSpecs
-    lanes: int
-    batch_size: int
-    window: int
+    lanes: int  # how many there are
+    batch_size: int  # how many of them `recv` waits for
+    window: int  # how many neighbours are always received together; 0 for any lanes
     autoreset: str
     groups: LaneGroups
-    absences: bool
-    lane_names: list[Any] | None
-    lanes_per_env: int
-    frames: int
-    lends: bool
+    absences: bool  # whether lanes can be without an agent
+    lane_names: list[Any] | None  # of the agents of one env; None where lanes have no names
+    lanes_per_env: int  # how many neighbouring lanes are one env's; 0 where envs differ in that
+    frames: int  # how many time slots the slab has
+    lends: bool  # whether large arrays are lent rather than copied
 
     def identity(self, order: str) -> dict[str, Any]:
         """What must be the same in a pool into which a snapshot of this one is put back."""
@@ -99,31 +85,22 @@ class Shape:
         return RULES[self.autoreset].user_resets and not self.absences
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A pool that was built: its parts, and what was settled about it."""
+def build(
+    env: Any, num_envs: int | None, options: PoolOptions, on_death: Callable[[ShoalError], ShoalError]
+) -> tuple[Plan, Shape, Scheduler, list[int | None]]:
+    """Build a pool: the parts, and the seeds of the envs' first resets.
 
-    plan: Plan
-    shape: Shape
-    workers: Workers
-    slab: Slab
-    frames: Frames
-    scheduler: Scheduler
-    first_seeds: list[int | None]
-
-
-def build(env: Any, num_envs: int | None, options: PoolOptions, on_death: Callable[[ShoalError], ShoalError]) -> Parts:
-    """Build a pool.
-
-    Args:
-        on_death: closes the pool after a worker's death; returns the error to raise.
+    `on_death` closes the pool after a worker's death, and returns the error to raise.
     """
     deadline = Deadline.after(options.start_timeout)
     with contextlib.ExitStack() as undo:
         options, num_envs = with_plan(options, env, num_envs)
         name, reason = choose_backend(env, options)
         source = gather_envs(name, env, num_envs, options)
-        plan = measure(source, options, deadline) if name == "auto" else None
+        plan = None
+        if name == "auto":
+            count = len(source.env_fns)
+            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), deadline)
         backend = open_backend(name if plan is None else plan.backend, source, options, undo)
         plan = settle_plan(plan, backend, source, options, reason)
         env_fns = backend.env_fns_of(source)
@@ -134,7 +111,10 @@ def build(env: Any, num_envs: int | None, options: PoolOptions, on_death: Callab
         slab = make_slab(workers, shape, options)
         undo.callback(slab.close)
         spin_pool, spin_workers = spin_times(plan)
-        config = stepper_config(shape, options, spin_workers)
+        config = StepperConfig(
+            shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
+            shape.batch_size < shape.lanes, spin_workers, options.check_nan,
+        )  # fmt: skip
         workers.attach(slab, config, deadline)
         frames = Frames(
             slab, shape.specs.single_observation_space, options.copy, shape.lends,
@@ -142,9 +122,12 @@ def build(env: Any, num_envs: int | None, options: PoolOptions, on_death: Callab
         )  # fmt: skip
         table = LaneTable(slab, workers, frames, shape.groups, shape.window)
         scheduler = Scheduler(table, options, config, shape.user_resets, spin_pool, on_death)
-        slab.introduce(facts_for_others(plan, shape))
+        slab.introduce({
+            "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
+            "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
+        })  # fmt: skip
         undo.pop_all()
-        return Parts(plan, shape, workers, slab, frames, scheduler, first_seeds)
+        return plan, shape, scheduler, first_seeds
 
 
 def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
@@ -177,12 +160,6 @@ def gather_envs(name: str, env: Any, num_envs: int | None, options: PoolOptions)
     if options.plan is not None and options.plan.num_envs not in (None, source.count):
         raise contradiction("num_envs", source.count, options.plan.num_envs)
     return source
-
-
-def measure(source: EnvSource, options: PoolOptions, deadline: Deadline) -> Plan:
-    """Measure the env, and choose the backend that is expected to be the fastest."""
-    batch = _expected_batch(options, len(source.env_fns))
-    return measured_plan(source.env_fns, options, batch, deadline)
 
 
 def _expected_batch(options: PoolOptions, envs: int) -> int:
@@ -249,11 +226,7 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
 
 
 def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
-    """The autoreset mode of a pool: as asked for, or one that all of its envs can do.
-
-    Raises:
-        BadEnv: one of them cannot do what was asked for, or they have none in common.
-    """
+    """The autoreset mode of a pool: as asked for, or one that all of its envs can do. Raises BadEnv for none."""
     common = [mode for mode in MODES if all(mode in lanes.modes for lanes in groups)]
     if not common:
         raise BadEnv("the envs reset by themselves, and not in the same way: give each kind a pool of its own")
@@ -266,11 +239,7 @@ def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
 
 
 def agree(summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]]) -> EnvSpecs:
-    """Compare all envs' spaces with the first one's.
-
-    Raises:
-        SpaceMismatch: naming the first env that differs.
-    """
+    """Compare all envs' spaces with the first one's. Raises SpaceMismatch, which names the first that differs."""
     pairs = [pair for summary in summaries for pair in _of_lanes(summary)]
     first_obs, first_action = pairs[0]
     if isinstance(mode, tuple) and len(mode) == 2:
@@ -292,15 +261,9 @@ def agree(summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Sp
         batched = batch_differing_spaces([obs for obs, _ in pairs])
     about = summaries[0]
     return EnvSpecs(
-        single,
-        batched,
-        first_action,
-        batch_space(first_action, num_envs),
-        about.metadata,
-        about.render_mode,
-        about.spec,
-        about.name,
-    )
+        single, batched, first_action, batch_space(first_action, num_envs),
+        about.metadata, about.render_mode, about.spec, about.name,
+    )  # fmt: skip
 
 
 def _of_lanes(summary: BlockSummary) -> list[Any]:
@@ -358,19 +321,3 @@ def make_slab(workers: Workers, shape: Shape, options: PoolOptions) -> Slab:
         len(workers), finals=RULES[shape.autoreset].resets_at_once, absences=shape.absences, rows=options.flat_rows,
     )  # fmt: skip
     return Slab.create(layout, workers.backend.shares_slab)
-
-
-def stepper_config(shape: Shape, options: PoolOptions, spin_ns: int) -> StepperConfig:
-    """How the workers step their lanes."""
-    return StepperConfig(
-        shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
-        shape.batch_size < shape.lanes, spin_ns, options.check_nan,
-    )  # fmt: skip
-
-
-def facts_for_others(plan: Plan, shape: Shape) -> dict[str, Any]:
-    """What `shoal top` shows of the pool."""
-    return {
-        "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
-        "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
-    }  # fmt: skip

@@ -56,21 +56,22 @@ class Pool:
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
-        parts = building.build(env, num_envs, self.options, self._break)
+        built = building.build(env, num_envs, self.options, self._break)
+        self.plan, shape, self._scheduler, self._first_seeds = built
         # What `close` needs comes first: an interrupt leaves a pool that can be closed.
-        self._workers, self._slab, self._scheduler = parts.workers, parts.slab, parts.scheduler
+        table = self._scheduler.table
+        self._workers, self._slab = table.workers, table.slab
         self._fault = None
-        shape = self._shape = parts.shape
-        self.plan, self.data, self.specs = parts.plan, parts.frames, shape.specs
+        self._shape, self.data, self.specs = shape, table.answers, shape.specs
         self.num_envs, self.batch_size, self.frames = shape.lanes, shape.batch_size, shape.frames
         self.autoreset, self.lane_names, self.lanes_per_env = shape.autoreset, shape.lane_names, shape.lanes_per_env
         self.single_observation_space = self.specs.single_observation_space
         self.single_action_space = self.specs.single_action_space
         self.observation_space, self.action_space = self.specs.observation_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
-        self.step_timeout, self._first_seeds = self.options.step_timeout, parts.first_seeds
+        self.step_timeout = self.options.step_timeout
         _open.add(self)
-        if parts.workers.backend.closes_last:  # exit handlers run last in, first out
+        if self._workers.backend.closes_last:  # exit handlers run last in, first out
             atexit.unregister(_close_all)
             atexit.register(_close_all)
 

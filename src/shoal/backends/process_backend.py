@@ -28,6 +28,7 @@ class ProcessBackend(Backend):
 
     name = "processes"
     isolates = recycles = True
+    inline_blocks = 0  # how many blocks the caller steps itself
 
     def __init__(self, setup: BackendSetup):
         super().__init__(setup)
@@ -38,13 +39,11 @@ class ProcessBackend(Backend):
         self._registry: bytes | None = None
 
     def prepare(self, blocks: Sequence[BlockSpec]) -> None:
-        self._pickled, self._registry = pickle_blocks(self._travelling(blocks)), registry_additions()
-
-    def _travelling(self, blocks: Sequence[BlockSpec]) -> Sequence[BlockSpec]:
-        """The blocks that another process steps."""
-        return blocks
+        self._pickled, self._registry = pickle_blocks(blocks[self.inline_blocks :]), registry_additions()
 
     def new_worker(self, block: BlockSpec) -> Worker:
+        if block.index < self.inline_blocks:
+            return InlineWorker(block, self.setup.interrupts)
         return self._new_process(block, self.setup.start_method)
 
     def new_successor(self, block: BlockSpec) -> Worker:
@@ -114,24 +113,16 @@ class HybridBackend(ProcessBackend):
 
     name = "hybrid"
     isolates = limits_steps = False
+    inline_blocks = 1
 
     @classmethod
     def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
         return (0, 0) if num_workers > 2 * cores else (300_000, 300_000)
 
-    def _travelling(self, blocks: Sequence[BlockSpec]) -> Sequence[BlockSpec]:
-        return blocks[1:]
-
-    def new_worker(self, block: BlockSpec) -> Worker:
-        return InlineWorker(block, self.setup.interrupts) if block.index == 0 else super().new_worker(block)
-
 
 def pickle_blocks(blocks: Sequence[BlockSpec]) -> dict[int, list[bytes]]:
-    """The env functions of each block as bytes, by the block's index. What several envs share is pickled once.
-
-    Raises:
-        BadEnv: an env function cannot be pickled.
-    """
+    """The env functions of each block as bytes, by the block's index. What several envs share is pickled once. Raises
+    BadEnv for one that cannot be pickled."""
     env_fns = [env_fn for block in blocks for env_fn in block.env_fns]
     pickled = iter(pickle_env_fns(env_fns, blocks[0].start if blocks else 0))
     return {block.index: [next(pickled) for _ in block.env_fns] for block in blocks}

@@ -48,15 +48,12 @@ class LaneTable:
 
 @dataclass(frozen=True)
 class HeldRequest:
-    """A request that waits: what was asked for, and when it may be posted at the earliest.
-
-    `objects`: the parts of the action that have no array; None for none.
-    """
+    """A request that waits: what was asked for, and when it may be posted at the earliest."""
 
     op: int
     seed: int | None = None
     options: dict[str, Any] | None = None
-    objects: list[Any] | None = None
+    objects: list[Any] | None = None  # the parts of the action that have no array
     not_before_ns: int = 0
 
 
@@ -66,19 +63,12 @@ class BusyLanes:
     A busy lane is either **posted** (its request lies in the slab, and its byte in `pending` is 1) or **held** (its
     request waits here, because its worker is being replaced or must rest). The core sets and clears the bytes of posted
     lanes by itself when it posts and collects; `count` is told of it.
-
-    Attributes:
-        count: how many there are.
-        held: the requests that wait, by lane.
-
-    Args:
-        posted: uint8 [lanes], the slab's `pending`.
     """
 
     def __init__(self, posted: Any):
-        self._posted = posted
-        self.count = 0
-        self.held: dict[int, HeldRequest] = {}
+        self._posted = posted  # uint8 [lanes], the slab's `pending`
+        self.count = 0  # of busy lanes
+        self.held: dict[int, HeldRequest] = {}  # the requests that wait, by lane
         self._sent_at = np.zeros(len(posted), np.int64)  # each lane's place in the order of sends
         self._sends = 0
 
@@ -238,11 +228,7 @@ class ActionWriter:
             table.core.use_action(table.slab.describe("action", leaves)[0], *bounds)
 
     def write(self, actions: Any, lanes: Ids) -> list[Any]:
-        """Write the actions of these lanes; returns the columns of those parts that have no array.
-
-        Raises:
-            BadAction: nothing was written.
-        """
+        """Write the actions of these lanes, or raise BadAction; returns the columns of parts that have no array."""
         values = read_actions(self._leaves, actions, lanes, self._check_boxes)
         for array, value in zip(self._arrays, values, strict=True):
             if array is not None:

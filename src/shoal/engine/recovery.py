@@ -47,11 +47,7 @@ class Recovery:
     """
 
     def __init__(
-        self,
-        table: LaneTable,
-        options: PoolOptions,
-        resets_at_once: bool,
-        on_death: Callable[[ShoalError], ShoalError],
+        self, table: LaneTable, options: PoolOptions, resets_at_once: bool, on_death: Callable[[ShoalError], ShoalError]
     ):
         self.restarts = Restarts(table.count, options.max_restarts, options.restart_window)
         self.mends, self._resets_at_once = options.on_error == "restart", resets_at_once
@@ -214,11 +210,8 @@ class Recovery:
         return any(slot != NEVER_SEEN and self._frames.is_step(slot, lane) for slot, lane in seen)
 
     def _asked_again(self, lane: int, guilty: bool, not_before_ns: int = 0) -> HeldRequest:
-        """The last request of a lane, to be held once more; its answer will be written into the same frame.
-
-        Args:
-            guilty: the env was lost over it. A seed that came with it is not tried again: it may be to blame.
-        """
+        """The last request of a lane, to be held once more; its answer will be written into the same frame. If the env
+        was lost over it, a seed that came with it is not tried again: it may be to blame."""
         op, slot = int(self._table.op[lane]), self._table.slot
         request = HeldRequest(native.OP_STEP) if op == native.OP_STEP else self._asked[lane]
         slot[lane] = (int(slot[lane]) - 1) % self._table.frame_count
@@ -231,7 +224,7 @@ class Recovery:
     def news(self) -> None:
         """See which workers have died and which are back. Raises, with the pool closed, where nothing can be done."""
         try:
-            for worker in self._workers.backend.dead():
+            for worker in self._workers.dead():
                 self.handle_death(worker, worker.death())
             self._failed += [one for one in self._workers.finished() if one.error is not None]
             while self._failed:

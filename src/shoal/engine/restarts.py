@@ -18,19 +18,12 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds before the second restart in a 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why an env is gone.
+    """Why an env is gone."""
 
-    Attributes:
-        kind: "raised", "died", "timed out" or "recycled".
-        text: the story in one line.
-        rebuild: its worker lives, and still has the old env.
-        culprit: the env that is to blame, which may be another one of the same worker; -1 where none is.
-    """
-
-    kind: str
-    text: str
-    rebuild: bool
-    culprit: int = -1
+    kind: str  # "raised", "died", "timed out" or "recycled"
+    text: str  # the story in one line
+    rebuild: bool  # its worker lives, and still has the old env
+    culprit: int = -1  # the env that is to blame, which may be another one of the same worker; -1 where none is
 
 
 class Restarts:
@@ -46,11 +39,8 @@ class Restarts:
         self._in_vain: dict[Any, int] = {}  # restarts in a row without a step in between
 
     def blame(self, culprit: Any, progress: bool = False) -> float | None:
-        """Note a restart, and what has caused it: the seconds to wait before it, None when the budget is spent.
-
-        Args:
-            progress: whether the culprit has worked since its last restart; then there is no reason to wait.
-        """
+        """Note a restart, and what has caused it: the seconds to wait before it, None when the budget is spent. If the
+        culprit has made progress since its last restart, there is no reason to wait."""
         now = time.monotonic()
         past = self._caused.setdefault(culprit, deque())
         while past and past[0] < now - self.window:

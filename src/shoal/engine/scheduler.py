@@ -22,15 +22,7 @@ from shoal.engine.recovery import Recovery
 from shoal.engine.restarts import Loss
 from shoal.engine.timeouts import Timeouts
 from shoal.envs.autoreset import RULES
-from shoal.errors import (
-    CallPending,
-    CannotSnapshot,
-    EnvError,
-    NothingPending,
-    ResetNeeded,
-    ShoalError,
-    StepTimeout,
-)
+from shoal.errors import CallPending, CannotSnapshot, EnvError, NothingPending, ResetNeeded, ShoalError, StepTimeout
 from shoal.memory.answers import Ready
 from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note, StepperConfig
 from shoal.options import PoolOptions

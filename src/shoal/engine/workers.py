@@ -41,12 +41,7 @@ class Workers:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        env_fns: Sequence[EnvFn],
-        count: int,
-        first: int = 0,
-        start_timeout: float | None = None,
+        self, backend: Backend, env_fns: Sequence[EnvFn], count: int, first: int = 0, start_timeout: float | None = None
     ):
         self.backend, self._first, self._start_timeout = backend, first, start_timeout
         self._env_blocks = [
@@ -157,17 +152,17 @@ class Workers:
 
     # ---- replacing one -----------------------------------------------------------------------------------------
 
+    def dead(self) -> list[Worker]:
+        """Workers that ended without being asked to, and were not replaced yet."""
+        return list(self.backend.dead())
+
     def is_away(self, index: int) -> bool:
         """Whether this worker is being replaced, and hears nothing."""
         return index in self.replacements
 
     def replace(self, old: Worker, delay: float, states: Mapping[int, Any] | None = None) -> None:
-        """Begin to start a worker for the block of one that is gone; wakes the pool when done, see `finished`.
-
-        Args:
-            delay: seconds to wait before.
-            states: the saved states of envs that shall go on as they were.
-        """
+        """Begin, after `delay` seconds, to start a worker for the block of one that is gone; wakes the pool when done,
+        see `finished`. `states` are the saved states of envs that shall go on as they were."""
         with self._lock:
             if self._closing:
                 raise PoolClosed("the pool is being closed")
@@ -259,23 +254,14 @@ class Workers:
 class Replacement:
     """A thread that starts one worker in the place of another one, while the rest of the pool goes on.
 
-    Attributes:
-        old: the worker that is gone.
-        worker: the new one, as soon as there is one.
-        error: why there will be none.
-        over: whether the thread is done.
-
-    Args:
-        delay: seconds to wait before.
-        start: starts the worker, and puts it into `worker`.
-        wake_pool: called when it is over.
+    After `delay` seconds, `start` starts the worker, and puts it into `worker`; then the pool is woken.
     """
 
     def __init__(self, old: Worker, delay: float, start: Callable[[Replacement], None], wake_pool: Callable[[], None]):
-        self.old = old
-        self.worker: Worker | None = None
-        self.error: ShoalError | None = None
-        self.over = False
+        self.old = old  # the worker that is gone
+        self.worker: Worker | None = None  # the new one, as soon as there is one
+        self.error: ShoalError | None = None  # why there will be none
+        self.over = False  # whether the thread is done
         self._delay, self._start, self._wake_pool = delay, start, wake_pool
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shoal-replacement-{old.index}", daemon=True)

@@ -251,7 +251,7 @@ class BlockHost:
             count, *_ = self._lanes.collect(need, wanted, deadline.at_ns, self._spin_ns, self._out, run)
             if count == native.COLLECT_ALARM:
                 self._lanes.heard()
-                for worker in self._workers.backend.dead():
+                for worker in self._workers.dead():
                     raise worker.death()
                 return
             if count < 0:
