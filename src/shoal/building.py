@@ -101,7 +101,10 @@ def build(
         if name == "auto":
             count = len(source.env_fns)
             plan = measured_plan(source.env_fns, options, _expected_batch(options, count), deadline)
-        backend = open_backend(name if plan is None else plan.backend, source, options, undo)
+        setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
+        backend = registry.find(name if plan is None else plan.backend)(setup)  # may connect to other machines
+        undo.callback(backend.close)
+        backend.check_opened(options.on_error, options.step_timeout)
         plan = settle_plan(plan, backend, source, options, reason)
         env_fns = backend.env_fns_of(source)
         workers = Workers(backend, env_fns, plan.num_workers, start_timeout=options.start_timeout)
@@ -168,15 +171,6 @@ def _expected_batch(options: PoolOptions, envs: int) -> int:
         return whole_number("batch_envs", options.batch_envs, 1, envs)
     # A batch_size is checked when the number of lanes is known.
     return min(max(1, options.batch_size), envs) if isinstance(options.batch_size, int) else envs
-
-
-def open_backend(name: str, source: EnvSource, options: PoolOptions, undo: contextlib.ExitStack) -> Backend:
-    """Make the backend's object, which may connect to other machines."""
-    setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
-    backend = registry.find(name)(setup)
-    undo.callback(backend.close)
-    backend.check_opened(options.on_error, options.step_timeout)
-    return backend
 
 
 def settle_plan(measured: Plan | None, backend: Backend, source: EnvSource, options: PoolOptions, reason: str) -> Plan:

@@ -90,24 +90,13 @@ class Scheduler:
             self._check_idle(lanes)
             if self.some_must_reset:
                 self._check_reset(lanes)
-            objects = self._actions.write(actions, lanes)
-            now = lanes if not self._recovery.troubled else self._recovery.sort_out(lanes)[0]
-            row_of = {lane: row for row, lane in enumerate(lanes.tolist())} if objects else {}
-            if objects:
-                for worker, own, _ in self.commands.by_worker(now):
-                    self.commands.tell(
-                        worker, "actions", own, [[column[row_of[lane]] for column in objects] for lane in own]
-                    )
+            columns = self._actions.write(actions, lanes)
+            objects: dict[int, list[Any]] = {}
+            if columns:
+                objects = {lane: [column[row] for column in columns] for row, lane in enumerate(lanes.tolist())}
+                self._tell(lanes, lambda own: ("actions", own, [objects[lane] for lane in own]))
             self._aim(lanes)
-        if self._fifo:
-            self._busy.sent(lanes)
-
-        def held(lane: int) -> HeldRequest:
-            return HeldRequest(
-                native.OP_STEP, objects=[column[row_of[lane]] for column in objects] if objects else None
-            )
-
-        self._ask(ids, native.OP_STEP, held)
+        self._ask(ids, native.OP_STEP, lambda lane: HeldRequest(native.OP_STEP, objects=objects.get(lane)))
 
     def reset(
         self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
@@ -117,20 +106,24 @@ class Scheduler:
         self._core.arrive()
         self.drop(ids, deadline)
         with self._core:
-            now = ids if not self._recovery.troubled else self._recovery.sort_out(ids)[0]
             asked = {lane: (seed, given) for lane, seed, given in zip(ids.tolist(), seeds, options, strict=True)}
-            for worker, lanes, _ in self.commands.by_worker(now):
-                self.commands.tell(worker, "reset", [(lane, *asked[lane]) for lane in lanes])
+            self._tell(ids, lambda own: ("reset", [(lane, *asked[lane]) for lane in own]))
             self._aim(ids)
-        if self._fifo:
-            self._busy.sent(ids)
         if self._replaces:
             self._recovery.resets(asked)
         self._note_must_reset(ids, False)
         self._ask(ids, native.OP_RESET, lambda lane: HeldRequest(native.OP_RESET, *asked[lane]))
 
+    def _tell(self, ids: Ids, message: Callable[[list[int]], tuple[Any, ...]]) -> None:
+        """Tell the workers of those lanes that can be posted now what must come before the requests."""
+        now = ids if not self._recovery.troubled else self._recovery.sort_out(ids)[0]
+        for worker, own, _ in self.commands.by_worker(now):
+            self.commands.tell(worker, *message(own))
+
     def _ask(self, ids: Ids | None, op: int, held: Callable[[int], HeldRequest]) -> None:
         """Post the requests of lanes (None: all), or hold those that cannot be posted now, as `held` says."""
+        if self._fifo:
+            self._busy.sent(self.table.all_ids if ids is None else ids)
         if not self._recovery.troubled:
             self._post(ids, op)
             return

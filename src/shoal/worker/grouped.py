@@ -43,7 +43,8 @@ class GroupStepper(Stepper):
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
         super().__init__(block, channel)
         slab, worker, start, stop = block.slab, block.worker, block.start, self._places[-1].stop
-        self._obs, self._finals, self._actions = map(_there, (self._obs, self._finals, self._actions))
+        all_arrays = (self._obs, self._finals, self._actions)
+        self._obs, self._finals, self._actions = ([a for a in arrays if a is not None] for arrays in all_arrays)
         self._publish_each = block.config.publish_each
         self._present = slab.array("present") if "present" in slab.layout.fields else None
         self._op, self._slot = slab.array("op"), slab.array("slot")
@@ -313,10 +314,6 @@ class GroupStepper(Stepper):
             running = self._was_seen(order) and not (self._frame["terminated"][last] or self._frame["truncated"][last])
             self._run_return[order.lane] = self._frame["episode_return"][last] if running else 0.0
             self._run_length[order.lane] = self._frame["episode_length"][last] if running else 0
-
-
-def _there(arrays: Sequence[Array | None]) -> list[Array]:
-    return [array for array in arrays if array is not None]
 
 
 def _check_infos(infos: Any, count: int) -> None:
