@@ -148,8 +148,7 @@ class ProcessWorker(Worker):
         with self._untorn():
             # Told before it is sent: a message that is larger than the channel goes only while the worker reads.
             self._mail[0] += 1
-            if native.KIND == "native":  # the twin's worker sleeps on the channel itself
-                self._ring(self.index)
+            self._wake()
             self.connection.send_bytes(data)
 
     def _send_raw(self, data: bytes) -> None:
@@ -174,6 +173,10 @@ class ProcessWorker(Worker):
         """The error for a channel that can no longer be used."""
         message = f"the channel to worker {self.index} (pid {self.pid}) was cut by an interrupt"
         return WorkerDied(message, self.index, self.pid, None, self.env_ids)
+
+    def _wake(self) -> None:
+        if native.KIND == "native":  # the twin's worker sleeps on the channel itself
+            self._ring(self.index)
 
     def receive(self, deadline: Deadline) -> Any:
         if self._death is not None and self._state == "restarting":
