@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shoal.backends import registry
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
-from shoal.engine.env_specs import EnvSpecs, agree
-from shoal.engine.lane_groups import LaneGroups, choose_mode
-from shoal.engine.lane_table import LaneTable
-from shoal.engine.recovery import RecoveryPolicy
+from shoal.engine.lane_table import LaneGroups, LaneTable
 from shoal.engine.scheduler import Scheduler
-from shoal.engine.settings import SchedulerSettings
 from shoal.engine.workers import Workers
 from shoal.envs.autoreset import RULES
-from shoal.errors import ShoalError
+from shoal.envs.group import MODES
+from shoal.errors import BadEnv, ShoalError, SpaceMismatch
 from shoal.memory.answers import Frames, frames_to_lend
-from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.slab import Layout, Slab
 from shoal.options import PoolOptions
 from shoal.planning.plan import Plan, contradiction, fixed_plan, measured_plan, spin_times, with_plan
@@ -36,38 +36,38 @@ from shoal.support import processes
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import Deadline
 
-__all__ = ["Parts", "Shape", "build"]
+__all__ = ["Shape", "build"]
+
+
+@dataclass(frozen=True)
+class EnvSpecs:
+    """Spaces of one env and of all, and what the first env says about itself."""
+
+    single_observation_space: Space[Any]
+    observation_space: Space[Any]
+    single_action_space: Space[Any]
+    action_space: Space[Any]
+    metadata: dict[str, Any]
+    render_mode: str | None
+    spec: Any
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is settled about a pool once its envs are built.
-
-    Attributes:
-        specs: spaces and metadata.
-        lanes: how many there are.
-        batch_size: how many of them `recv` waits for.
-        window: how many neighbours are always received together; 0 for any lanes.
-        autoreset: the mode.
-        groups: which lanes are one env's.
-        absences: whether lanes can be without an agent.
-        lane_names: of the agents of one env; None where lanes have no names.
-        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
-        frames: how many time slots the slab has.
-        lends: whether large arrays are lent rather than copied.
-    """
+    """What is settled about a pool once its envs are built."""
 
     specs: EnvSpecs
-    lanes: int
-    batch_size: int
-    window: int
+    lanes: int  # how many there are
+    batch_size: int  # how many of them `recv` waits for
+    window: int  # how many neighbours are always received together; 0 for any lanes
     autoreset: str
     groups: LaneGroups
-    absences: bool
-    lane_names: list[Any] | None
-    lanes_per_env: int
-    frames: int
-    lends: bool
+    absences: bool  # whether lanes can be without an agent
+    lane_names: list[Any] | None  # of the agents of one env; None where lanes have no names
+    lanes_per_env: int  # how many neighbouring lanes are one env's; 0 where envs differ in that
+    frames: int  # how many time slots the slab has
+    lends: bool  # whether large arrays are lent rather than copied
 
     def identity(self, order: str) -> dict[str, Any]:
         """What must be the same in a pool into which a snapshot of this one is put back."""
@@ -85,32 +85,26 @@ class Shape:
         return RULES[self.autoreset].user_resets and not self.absences
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A pool that was built: its parts, and what was settled about it."""
+def build(
+    env: Any, num_envs: int | None, options: PoolOptions, on_death: Callable[[ShoalError], ShoalError]
+) -> tuple[Plan, Shape, Scheduler, list[int | None]]:
+    """Build a pool: the parts, and the seeds of the envs' first resets.
 
-    plan: Plan
-    shape: Shape
-    workers: Workers
-    slab: Slab
-    frames: Frames
-    scheduler: Scheduler
-    first_seeds: list[int | None]
-
-
-def build(env: Any, num_envs: int | None, options: PoolOptions, on_death: Callable[[ShoalError], ShoalError]) -> Parts:
-    """Build a pool.
-
-    Args:
-        on_death: closes the pool after a worker's death; returns the error to raise.
+    `on_death` closes the pool after a worker's death, and returns the error to raise.
     """
     deadline = Deadline.after(options.start_timeout)
     with contextlib.ExitStack() as undo:
         options, num_envs = with_plan(options, env, num_envs)
         name, reason = choose_backend(env, options)
         source = gather_envs(name, env, num_envs, options)
-        plan = measure(source, options, deadline) if name == "auto" else None
-        backend = open_backend(name if plan is None else plan.backend, source, options, undo)
+        plan = None
+        if name == "auto":
+            count = len(source.env_fns)
+            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), deadline)
+        setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
+        backend = registry.find(name if plan is None else plan.backend)(setup)  # may connect to other machines
+        undo.callback(backend.close)
+        backend.check_opened(options.on_error, options.step_timeout)
         plan = settle_plan(plan, backend, source, options, reason)
         env_fns = backend.env_fns_of(source)
         workers = Workers(backend, env_fns, plan.num_workers, start_timeout=options.start_timeout)
@@ -120,16 +114,23 @@ def build(env: Any, num_envs: int | None, options: PoolOptions, on_death: Callab
         slab = make_slab(workers, shape, options)
         undo.callback(slab.close)
         spin_pool, spin_workers = spin_times(plan)
-        workers.attach(slab, stepper_config(shape, options, spin_workers), deadline)
+        config = StepperConfig(
+            shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
+            shape.batch_size < shape.lanes, spin_workers, options.check_nan,
+        )  # fmt: skip
+        workers.attach(slab, config, deadline)
         frames = Frames(
             slab, shape.specs.single_observation_space, options.copy, shape.lends,
             spare=2 if options.replaces_envs else 1,
         )  # fmt: skip
         table = LaneTable(slab, workers, frames, shape.groups, shape.window)
-        scheduler = Scheduler(table, scheduler_settings(shape, options, spin_pool), on_death)
-        slab.introduce(facts_for_others(plan, shape))
+        scheduler = Scheduler(table, options, config, shape.user_resets, spin_pool, on_death)
+        slab.introduce({
+            "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
+            "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
+        })  # fmt: skip
         undo.pop_all()
-        return Parts(plan, shape, workers, slab, frames, scheduler, first_seeds)
+        return plan, shape, scheduler, first_seeds
 
 
 def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
@@ -164,27 +165,12 @@ def gather_envs(name: str, env: Any, num_envs: int | None, options: PoolOptions)
     return source
 
 
-def measure(source: EnvSource, options: PoolOptions, deadline: Deadline) -> Plan:
-    """Measure the env, and choose the backend that is expected to be the fastest."""
-    batch = _expected_batch(options, len(source.env_fns))
-    return measured_plan(source.env_fns, options, batch, deadline)
-
-
 def _expected_batch(options: PoolOptions, envs: int) -> int:
     """How many envs a batch will have at most, before it is known how many lanes each has."""
     if options.batch_envs is not None:
         return whole_number("batch_envs", options.batch_envs, 1, envs)
     # A batch_size is checked when the number of lanes is known.
     return min(max(1, options.batch_size), envs) if isinstance(options.batch_size, int) else envs
-
-
-def open_backend(name: str, source: EnvSource, options: PoolOptions, undo: contextlib.ExitStack) -> Backend:
-    """Make the backend's object, which may connect to other machines."""
-    setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
-    backend = registry.find(name)(setup)
-    undo.callback(backend.close)
-    backend.check_opened(options.on_error, options.step_timeout)
-    return backend
 
 
 def settle_plan(measured: Plan | None, backend: Backend, source: EnvSource, options: PoolOptions, reason: str) -> Plan:
@@ -233,6 +219,69 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
     )
 
 
+def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
+    """The autoreset mode of a pool: as asked for, or one that all of its envs can do. Raises BadEnv for none."""
+    common = [mode for mode in MODES if all(mode in lanes.modes for lanes in groups)]
+    if not common:
+        raise BadEnv("the envs reset by themselves, and not in the same way: give each kind a pool of its own")
+    if asked is None:
+        return common[0]
+    if asked not in common:
+        ways = " or ".join(f'autoreset="{mode}"' for mode in common)
+        raise BadEnv(f'the envs reset by themselves, each all of its lanes: they need {ways}, found "{asked}"')
+    return asked
+
+
+def agree(summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]]) -> EnvSpecs:
+    """Compare all envs' spaces with the first one's. Raises SpaceMismatch, which names the first that differs."""
+    pairs = [pair for summary in summaries for pair in _of_lanes(summary)]
+    first_obs, first_action = pairs[0]
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(f"observation_mode: expected a pair of spaces, found {mode!r}")
+        batched, single = mode
+    elif mode == "same":
+        single, batched = first_obs, batch_space(first_obs, num_envs)
+    elif mode == "different":
+        single = first_obs
+    else:
+        raise ValueError(f"observation_mode: expected 'same', 'different' or a pair of spaces, found {mode!r}")
+    seen: set[tuple[int, int]] = set()  # spaces take long to compare, and most envs share them
+    for env_id, (obs, action) in enumerate(pairs):
+        if (id(obs), id(action)) not in seen:
+            _compare(env_id, obs, action, single, first_action, mode)
+            seen.add((id(obs), id(action)))
+    if mode == "different":
+        batched = batch_differing_spaces([obs for obs, _ in pairs])
+    about = summaries[0]
+    return EnvSpecs(
+        single, batched, first_action, batch_space(first_action, num_envs),
+        about.metadata, about.render_mode, about.spec, about.name,
+    )  # fmt: skip
+
+
+def _of_lanes(summary: BlockSummary) -> list[Any]:
+    """The spaces of each lane."""
+    pairs = [summary.spaces[which] for which in summary.which]
+    if not summary.lanes:
+        return pairs
+    return [pair for pair, lanes in zip(pairs, summary.lanes, strict=True) for _ in range(lanes.size)]
+
+
+def _compare(env_id: int, obs: Any, action: Any, single: Any, first_action: Any, mode: Any) -> None:
+    if mode == "same" and obs != single:
+        hint = '; if only the bounds differ, use observation_mode="different"'
+        if not is_space_dtype_shape_equiv(obs, single):
+            hint = ""
+        raise SpaceMismatch(f"env {env_id} has the observation space {obs}, and env 0 has {single}{hint}")
+    if mode != "same" and not is_space_dtype_shape_equiv(obs, single):
+        raise SpaceMismatch(
+            f"env {env_id} has the observation space {obs}, which differs from {single} in shape or type"
+        )
+    if action != first_action:
+        raise SpaceMismatch(f"env {env_id} has the action space {action}, and env 0 has {first_action}")
+
+
 def settle_batch(groups: LaneGroups, lanes: int, batched: bool, plan: Plan, options: PoolOptions) -> int:
     """How many lanes `recv` waits for."""
     batch_size = options.batch_size
@@ -266,39 +315,3 @@ def make_slab(workers: Workers, shape: Shape, options: PoolOptions) -> Slab:
         len(workers), finals=RULES[shape.autoreset].resets_at_once, absences=shape.absences, rows=options.flat_rows,
     )  # fmt: skip
     return Slab.create(layout, workers.backend.shares_slab)
-
-
-def stepper_config(shape: Shape, options: PoolOptions, spin_ns: int) -> StepperConfig:
-    """How the workers step their lanes."""
-    return StepperConfig(
-        shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
-        shape.batch_size < shape.lanes, spin_ns, options.check_nan,
-    )  # fmt: skip
-
-
-def scheduler_settings(shape: Shape, options: PoolOptions, spin_ns: int) -> SchedulerSettings:
-    """How the caller asks its lanes and waits for them."""
-    return SchedulerSettings(
-        action_leaves=flatten(shape.specs.single_action_space),
-        check_boxes=options.check_actions == "all",
-        user_resets=shape.user_resets,
-        fifo=options.order == "fifo",
-        window=shape.window,
-        spin_ns=spin_ns,
-        step_timeout=options.step_timeout,
-        policy=RecoveryPolicy(
-            resets_at_once=RULES[shape.autoreset].resets_at_once,
-            restart=options.on_error == "restart",
-            max_restarts=options.max_restarts,
-            window=options.restart_window,
-            recycle_after=options.recycle_after,
-        ),
-    )
-
-
-def facts_for_others(plan: Plan, shape: Shape) -> dict[str, Any]:
-    """What `shoal top` shows of the pool."""
-    return {
-        "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
-        "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
-    }  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -12,9 +14,9 @@ import numpy as np
 
 from shoal import building
 from shoal.batch import Batch, Rollout
-from shoal.engine import open_pools, snapshots
+from shoal.engine import snapshots
 from shoal.engine.commands import Call
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError
+from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WrongProcess
 from shoal.memory.answers import Ready
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
@@ -26,6 +28,7 @@ from shoal.support.deadline import NEVER, Deadline
 __all__ = ["Pool"]
 
 _RESERVED = ("reset", "step", "close")  # what must go through the pool's own methods
+_open: weakref.WeakSet[Pool] = weakref.WeakSet()  # closed when the interpreter leaves, and given up in a forked child
 
 
 class Pool:
@@ -53,20 +56,24 @@ class Pool:
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
-        parts = building.build(env, num_envs, self.options, self._break)
+        built = building.build(env, num_envs, self.options, self._break)
+        self.plan, shape, self._scheduler, self._first_seeds = built
         # What `close` needs comes first: an interrupt leaves a pool that can be closed.
-        self._workers, self._slab, self._scheduler = parts.workers, parts.slab, parts.scheduler
+        table = self._scheduler.table
+        self._workers, self._slab = table.workers, table.slab
         self._fault = None
-        shape = self._shape = parts.shape
-        self.plan, self.data, self.specs = parts.plan, parts.frames, shape.specs
+        self._shape, self.data, self.specs = shape, table.answers, shape.specs
         self.num_envs, self.batch_size, self.frames = shape.lanes, shape.batch_size, shape.frames
         self.autoreset, self.lane_names, self.lanes_per_env = shape.autoreset, shape.lane_names, shape.lanes_per_env
         self.single_observation_space = self.specs.single_observation_space
         self.single_action_space = self.specs.single_action_space
         self.observation_space, self.action_space = self.specs.observation_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
-        self.step_timeout, self._first_seeds = self.options.step_timeout, parts.first_seeds
-        open_pools.add(self, parts.workers.backend.closes_last)
+        self.step_timeout = self.options.step_timeout
+        _open.add(self)
+        if self._workers.backend.closes_last:  # exit handlers run last in, first out
+            atexit.unregister(_close_all)
+            atexit.register(_close_all)
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -374,17 +381,12 @@ class Pool:
         if self._fault is not None:
             return []
         self._fault = fault
-        open_pools.discard(self)
+        _open.discard(self)
         self._slab.withdraw()
         self._scheduler.end(fault)
         errors = self._workers.close(Deadline.after(timeout))
         self._slab.close()
         return errors
-
-    def disown(self, fault: ShoalError) -> None:
-        """In a forked child, which has no workers: let go of them, and let later calls raise this."""
-        self._fault = fault
-        self._workers.abandon()
 
     def __enter__(self) -> Pool:
         return self
@@ -397,4 +399,20 @@ class Pool:
             self.shut(1.0, PoolClosed("the pool was garbage collected"))
 
 
+def _close_all() -> None:
+    for pool in list(_open):
+        pool.shut(1.0, PoolClosed("the interpreter is leaving"))
+
+
+def _disown_all() -> None:
+    """In a forked child, which has no workers: the pools are the parent's."""
+    why = f"this pool belongs to process {os.getppid()}, of which this one is a fork: make a pool here"
+    for pool in list(_open):
+        pool._fault = WrongProcess(why)
+        pool._workers.abandon()
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_disown_all)
 Pool.__init__.__signature__ = signature_with_options(Pool.__init__)  # type: ignore[attr-defined]

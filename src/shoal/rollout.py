@@ -101,7 +101,7 @@ class _Record:
 
 def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, out: Rollout | None = None) -> Rollout:
     """See Pool.rollout."""
-    from shoal.compiled.policy import is_policy, streams
+    from shoal.compiled.policy import act_on_lanes, is_policy, random_policy, streams
 
     if RULES[pool.autoreset].user_resets:
         raise BadCall(
@@ -122,27 +122,15 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
         if pool.roll_at_once(record, policy, given, rngs):
             return record.finish()
     for t in range(steps):
+        chosen = [array[t] for array in record.actions]
         if random:
-            _choose_at_random(record, t, rngs)
+            for leaf, array in zip(record.action_leaves, chosen, strict=True):
+                choose, bounds = random_policy(leaf)
+                act_on_lanes(choose, [array], [array], (False, False), rngs, bounds)
         elif is_policy(policy):
-            _choose(record, t, policy, rngs, given)
+            nested = (bool(record.obs_leaves[0].path), bool(record.action_leaves[0].path))
+            act_on_lanes(policy, [array[t] for array in record.obs], chosen, nested, rngs, given)
         else:
             record.write(record.actions, record.action_leaves, t, policy(record.seen(t)))
-        batch = pool.step(assemble(record.spaces[1], [array[t] for array in record.actions]))
-        record.answer(t, batch)
+        record.answer(t, pool.step(assemble(record.spaces[1], chosen)))
     return record.finish()
-
-
-def _choose(record: _Record, t: int, policy: Any, rngs: Any, params: Sequence[Any]) -> None:
-    from shoal.compiled.policy import act_on_lanes
-
-    nested = (bool(record.obs_leaves[0].path), bool(record.action_leaves[0].path))
-    act_on_lanes(policy, [a[t] for a in record.obs], [a[t] for a in record.actions], nested, rngs, params)
-
-
-def _choose_at_random(record: _Record, t: int, rngs: Any) -> None:
-    from shoal.compiled.policy import act_on_lanes, random_policy
-
-    for leaf, array in zip(record.action_leaves, record.actions, strict=True):
-        choose, bounds = random_policy(leaf)
-        act_on_lanes(choose, [array[t]], [array[t]], (False, False), rngs, bounds)

@@ -540,7 +540,7 @@ def test_an_interrupt_between_answers_and_their_notes_loses_nothing(monkeypatch:
         pool.reset(seed=0)
         for _ in range(2):
             pool.step(np.zeros(6, int))
-        stepper = pool._workers.inline._stepper  # type: ignore[union-attr]
+        stepper = pool._workers.inline.stepper  # type: ignore[union-attr]
 
         def interrupt() -> None:
             monkeypatch.undo()

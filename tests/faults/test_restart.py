@@ -23,7 +23,7 @@ import shoal
 from envs import CountEnv
 from faults.kit import ISOLATED, DeedEnv, alive, eventually, open_pool
 from shoal import Pool
-from shoal.engine import recycling
+from shoal.engine import restarts
 from shoal.support import processes
 from shoal.support.deadline import Deadline
 
@@ -765,7 +765,7 @@ def test_a_worker_that_grows_is_recycled_at_the_end_of_an_episode(
     backend: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Env 3 leaks. Env 2, of another length, is moved with its state and never notices."""
-    monkeypatch.setattr(recycling, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(restarts, "LOOK_EVERY", 0.0)
     fns = [LeakyEnv, LeakyEnv, functools.partial(LeakyEnv, 100), LeakyEnv]
     with open_pool(fns, None, backend, recycle_after=30 << 20, autoreset=mode) as pool:
         pool.reset(seed=0)
@@ -797,7 +797,7 @@ class UnsavableEnv(LeakyEnv):
 
 
 def test_an_env_that_cannot_be_moved_is_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycling, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(restarts, "LOOK_EVERY", 0.0)
     fns = [UnsavableEnv, functools.partial(UnsavableEnv, 100)]
     with open_pool(fns, None, num_workers=1, recycle_after=16 << 20) as pool:
         pool.reset(seed=0)
@@ -812,7 +812,7 @@ def test_an_env_that_cannot_be_moved_is_truncated(monkeypatch: pytest.MonkeyPatc
 
 
 def test_recycling_with_partial_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recycling, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(restarts, "LOOK_EVERY", 0.0)
     with open_pool(LeakyEnv, 5, num_workers=2, batch_size=2, recycle_after=16 << 20) as pool:
         pool.async_reset(seed=0)
         told = set()

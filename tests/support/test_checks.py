@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.base import split
-from shoal.engine.env_specs import agree
+from shoal.building import agree
 from shoal.errors import BadAction, SpaceMismatch
 from shoal.memory.messages import BlockSummary
 from shoal.support.checks import check_ids, spread_seed, whole_number

@@ -21,18 +21,11 @@ from shoal.support.checks import whole_number
 
 @dataclass(frozen=True)
 class EnvRequest:
-    """The envs that a user asks for.
+    """The envs that a user asks for; `num_workers` and `backend_options` as in `PoolOptions`."""
 
-    Attributes:
-        env: an id, a class, a function, a list of functions, or what else the backend takes.
-        num_envs: how many; None where `env` says it.
-        kwargs: for the constructors.
-        num_workers, backend_options: as in `PoolOptions`.
-    """
-
-    env: Any
-    num_envs: int | None
-    kwargs: Mapping[str, Any]
+    env: Any  # an id, a class, a function, a list of functions, or what else the backend takes
+    num_envs: int | None  # None where `env` says it
+    kwargs: Mapping[str, Any]  # for the constructors
     num_workers: int | None = None
     backend_options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -44,35 +37,22 @@ class EnvRequest:
 
 @dataclass(frozen=True)
 class EnvSource:
-    """What a backend has made of such a request.
-
-    Attributes:
-        env_fns: a function for each env; one for all of them under a batched backend.
-        count: how many envs there are.
-    """
+    """What a backend has made of such a request."""
 
     request: EnvRequest
-    env_fns: Sequence[EnvFn]
-    count: int
+    env_fns: Sequence[EnvFn]  # a function for each env; one for all of them under a batched backend
+    count: int  # how many envs there are
 
 
 @dataclass(frozen=True)
 class BackendSetup:
-    """What a backend is opened with.
-
-    Attributes:
-        num_envs: how many envs the pool has.
-        num_workers: as asked for; None for the backend's own choice.
-        options: those that only this backend knows (`backend_options`).
-        start_method: how processes are started.
-        interrupts: whether Ctrl-C may come to the thread that steps the caller's own block.
-    """
+    """What a backend is opened with."""
 
     num_envs: int
-    num_workers: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    num_workers: int | None = None  # as asked for; None for the backend's own choice
+    options: Mapping[str, Any] = field(default_factory=dict)  # those that only this backend knows (`backend_options`)
     start_method: str = DEFAULT_START_METHOD
-    interrupts: bool = True
+    interrupts: bool = True  # whether Ctrl-C may come to the thread that steps the caller's own block
 
 
 class Backend(ABC):
@@ -172,11 +152,8 @@ class Backend(ABC):
         return SilentBell()
 
     def prompt(self, inline: Any) -> Callable[[], int] | None:
-        """What to call when lanes were asked for something, before it is waited for; None where bells do.
-
-        Args:
-            inline: the caller's own worker, or None.
-        """
+        """What to call when lanes were asked for something, before it is waited for; None where bells do. `inline` is
+        the caller's own worker, or None."""
         return None if inline is None else inline.run
 
     def watch(self, slab: Slab, wake_pool: Callable[[], None], step_timeout: float | None) -> None:  # noqa: B027

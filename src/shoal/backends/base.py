@@ -12,8 +12,9 @@ from shoal.errors import ShoalError, StepTimeout, WorkerDied
 from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
+from shoal.worker.building import BuildError
 
-_tickets = itertools.count(1)
+TICKETS = itertools.count(1)  # of commands that are replied to
 
 
 def split(count: int, parts: int) -> list[tuple[int, int]]:
@@ -49,6 +50,7 @@ class Worker(ABC):
 
     def __init__(self, block: BlockSpec):
         self.index, self.start, self.stop = block.index, block.start, block.stop
+        self._state = "starting"
         self._notes: dict[int, Note] = {}
         self._replies: dict[int, Reply] = {}
 
@@ -73,9 +75,9 @@ class Worker(ABC):
         return True
 
     @property
-    @abstractmethod
     def state(self) -> str:
         """ "starting", "running", "dead" or "closed"."""
+        return self._state
 
     @property
     @abstractmethod
@@ -86,9 +88,17 @@ class Worker(ABC):
     def launch(self) -> None:
         """Begin to build the envs; does not wait."""
 
-    @abstractmethod
     def built(self, deadline: Deadline) -> BlockSummary:
         """Wait until the envs are built. Raises the env's own error, or WorkerDied."""
+        summary: BlockSummary = self._first_words(deadline)
+        return summary
+
+    def _first_words(self, deadline: Deadline) -> Any:
+        """Its answer while it is being started. Raises the error of the env that it names instead."""
+        answer = self.receive(deadline)
+        if isinstance(answer, BuildError):
+            raise answer.error.unpack(answer.env_id, self.index) from answer.__cause__
+        return answer
 
     @abstractmethod
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
@@ -153,7 +163,7 @@ class Worker(ABC):
 
     def call(self, command: str, lanes: Sequence[int], *args: Any) -> int:
         """Send a command that will be replied to; returns the ticket for `reply`."""
-        ticket = next(_tickets)
+        ticket = next(TICKETS)
         self.send(command, ticket, list(lanes), *args)
         return ticket
 

@@ -1,12 +1,18 @@
-"""The caller's own block: envs that live in the caller's process and are stepped by it."""
+"""The caller's own block: envs that live in the caller's process and are stepped by it, one by one or all as one."""
 
 from __future__ import annotations
 
+import functools
+from abc import abstractmethod
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.backends.backend import Backend, SilentBell
+from shoal.backends import registry
+from shoal.backends.backend import Backend, EnvRequest, EnvSource, SilentBell
 from shoal.backends.base import BlockSpec, Worker
+from shoal.backends.life import make_stepper
+from shoal.envs.batched import BatchedEnv, RowsEnv
 from shoal.envs.group import is_group
 from shoal.errors import NothingPending
 from shoal.memory.messages import BlockSummary, StepperConfig
@@ -14,32 +20,21 @@ from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
 from shoal.worker.base import EnvBlock, WorkerChannel
 from shoal.worker.building import BuildError, build_envs, close_envs
-from shoal.worker.make import make_stepper
 
 
 class InlineWorker(Worker):
-    """Steps when the pool says so, in `run`.
-
-    Args:
-        interrupts: whether an interrupt is Ctrl-C, and the caller's; otherwise an env has raised it.
-    """
+    """Steps when the pool says so, in `run`. `interrupts`: whether an interrupt is Ctrl-C, and the caller's; otherwise
+    an env has raised it."""
 
     def __init__(self, block: BlockSpec, interrupts: bool = True):
         super().__init__(block)
         self._interrupts = interrupts
         self._env_fns = block.env_fns
         self._envs: list[Any] = []
-        self._stepper: Any = None
+        self.stepper: Any = None  # what steps the envs; None before it is attached and after it was closed
         self._outbox: deque[Any] = deque()
-        self._closed = False
 
     bell = SilentBell()
-
-    @property
-    def state(self) -> str:
-        if self._closed:
-            return "closed"
-        return "starting" if self._stepper is None else "running"
 
     @property
     def envs(self) -> list[Any]:
@@ -47,14 +42,9 @@ class InlineWorker(Worker):
         return [env.env if is_group(env) else env for env in self._envs]
 
     @property
-    def stepper(self) -> Any:
-        """What steps the envs; None before it is attached and after it was closed."""
-        return self._stepper
-
-    @property
     def kernel(self) -> Any:
         """What steps all lanes in one call of the core; None where they are stepped one by one."""
-        return getattr(self._stepper, "kernel", None)
+        return getattr(self.stepper, "kernel", None)
 
     def launch(self) -> None:
         """Nothing to start: built() builds, after the other workers have begun to."""
@@ -69,8 +59,9 @@ class InlineWorker(Worker):
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         block = EnvBlock(slab, self.index, self.start, self._envs, self._env_fns, config)
         post, no_mail, interrupts = self._outbox.append, lambda: None, self._interrupts
-        self._stepper = make_stepper(block, WorkerChannel(post, no_mail, pool_bell, self.bell, True, interrupts))
-        self.run = self._stepper.run  # type: ignore[method-assign]
+        self.stepper = make_stepper(block, WorkerChannel(post, no_mail, pool_bell, self.bell, True, interrupts))
+        self.run = self.stepper.run  # type: ignore[method-assign]
+        self._state = "running"
 
     def attached(self, deadline: Deadline) -> None:
         """Ready at once."""
@@ -80,7 +71,7 @@ class InlineWorker(Worker):
         return 0
 
     def send(self, *message: Any) -> None:
-        self._stepper.handle(message)
+        self.stepper.handle(message)
 
     def receive(self, deadline: Deadline) -> Any:
         if not self._outbox:
@@ -88,11 +79,11 @@ class InlineWorker(Worker):
         return self._outbox.popleft()
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
-        if self._closed:
+        if self._state == "closed":
             return []
-        self._closed = True
-        errors = close_envs(self._envs, self.start) if self._stepper is None else self._stepper.close()
-        self._stepper = None
+        self._state = "closed"
+        errors = close_envs(self._envs, self.start) if self.stepper is None else self.stepper.close()
+        self.stepper = None
         self.run = lambda: 0  # type: ignore[method-assign]
         return errors
 
@@ -110,3 +101,44 @@ class SerialBackend(Backend):
 
     def new_worker(self, block: BlockSpec) -> Worker:
         return InlineWorker(block, self.setup.interrupts)
+
+
+class BatchedBackend(SerialBackend):
+    """One inline worker with one env object, which steps all lanes at once."""
+
+    batched = True
+
+    @classmethod
+    @abstractmethod
+    def env_fn(cls, env: Any, num_envs: int, kwargs: Mapping[str, Any], num_workers: int | None) -> Callable[[], Any]:
+        """What makes the one env that steps all lanes."""
+
+    @classmethod
+    def gather(cls, request: EnvRequest) -> EnvSource:
+        count = request.batched_count
+        env_fn = cls.env_fn(request.env, count, request.kwargs, request.num_workers)
+        return EnvSource(request, [env_fn], count)
+
+
+class RowsBackend(BatchedBackend):
+    """A batched backend of which the envs are a `BatchedEnv`."""
+
+    @staticmethod
+    @abstractmethod
+    def make_envs(env: Any, num_envs: int, kwargs: Mapping[str, Any]) -> BatchedEnv:
+        """Make so many envs as one object."""
+
+    @classmethod
+    def env_fn(cls, env: Any, num_envs: int, kwargs: Mapping[str, Any], num_workers: int | None) -> Callable[[], Any]:
+        return functools.partial(cls._rows, env, num_envs, kwargs)
+
+    @classmethod
+    def _rows(cls, *args: Any) -> RowsEnv:
+        return RowsEnv(cls.make_envs(*args))
+
+
+def build_batched(name: str, env: Any, num_envs: int, kwargs: Mapping[str, Any], num_workers: int | None) -> Any:
+    """Make the env of a batched backend: for a host elsewhere, which gets this function by its name."""
+    kind = registry.find(name)
+    assert issubclass(kind, BatchedBackend)
+    return kind.env_fn(env, num_envs, kwargs, num_workers)()

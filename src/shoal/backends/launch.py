@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from multiprocessing import forkserver, popen_fork, popen_forkserver, popen_spawn_posix, process, spawn
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 START_METHODS = tuple(m for m in ("forkserver", "spawn", "fork") if m in multiprocessing.get_all_start_methods())
@@ -45,17 +45,6 @@ def _renew_server() -> None:
 os.register_at_fork(after_in_child=_renew_server)
 
 
-class _Replaced:
-    """A module with some of its functions replaced, for one caller; the module itself stays as it is."""
-
-    def __init__(self, module: ModuleType, **replacements: Any):
-        self._module = module
-        self.__dict__.update(replacements)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-
 def _preparation_without_main(name: str) -> dict[str, Any]:
     data: dict[str, Any] = spawn.get_preparation_data(name)
     data.pop("init_main_from_name", None)
@@ -66,9 +55,10 @@ def _preparation_without_main(name: str) -> dict[str, Any]:
 def _launcher(module: ModuleType) -> Callable[[Any, Any], None]:
     """The standard library's own `_launch`, seeing our preparation data and our forkserver."""
     names = dict(vars(module))
-    names["spawn"] = _Replaced(spawn, get_preparation_data=_preparation_without_main)
     connect = lambda fds: _server.connect_to_new_process(fds)  # noqa: E731  (looked up late: it may be renewed)
-    names["forkserver"] = _Replaced(forkserver, connect_to_new_process=connect)
+    # Modules with a function replaced, for this caller alone; the modules themselves stay as they are.
+    names["spawn"] = SimpleNamespace(**{**vars(spawn), "get_preparation_data": _preparation_without_main})
+    names["forkserver"] = SimpleNamespace(**{**vars(forkserver), "connect_to_new_process": connect})
     return FunctionType(module.Popen._launch.__code__, names)
 
 

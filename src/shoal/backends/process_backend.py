@@ -1,20 +1,26 @@
-"""The backends "processes" and "hybrid": blocks of envs in worker processes."""
+"""The backends "processes" and "hybrid": blocks of envs in worker processes, and the thread that watches over these."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing import connection
 from typing import Any
 
 from shoal.backends.backend import Backend, BackendSetup
 from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.inline import InlineWorker
 from shoal.backends.launch import DEFAULT_START_METHOD
-from shoal.backends.processes import ProcessWorker
-from shoal.backends.supervisor import PipesBell, Supervisor
+from shoal.backends.processes import ProcessWorker, closed_descriptor
 from shoal.envs.functions import pickle_env_fns, registry_additions
 from shoal.memory.slab import Slab
 from shoal.support import processes
+
+LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
 
 
 class ProcessBackend(Backend):
@@ -22,6 +28,7 @@ class ProcessBackend(Backend):
 
     name = "processes"
     isolates = recycles = True
+    inline_blocks = 0  # how many blocks the caller steps itself
 
     def __init__(self, setup: BackendSetup):
         super().__init__(setup)
@@ -32,13 +39,11 @@ class ProcessBackend(Backend):
         self._registry: bytes | None = None
 
     def prepare(self, blocks: Sequence[BlockSpec]) -> None:
-        self._pickled, self._registry = pickle_blocks(self._travelling(blocks)), registry_additions()
-
-    def _travelling(self, blocks: Sequence[BlockSpec]) -> Sequence[BlockSpec]:
-        """The blocks that another process steps."""
-        return blocks
+        self._pickled, self._registry = pickle_blocks(blocks[self.inline_blocks :]), registry_additions()
 
     def new_worker(self, block: BlockSpec) -> Worker:
+        if block.index < self.inline_blocks:
+            return InlineWorker(block, self.setup.interrupts)
         return self._new_process(block, self.setup.start_method)
 
     def new_successor(self, block: BlockSpec) -> Worker:
@@ -108,24 +113,102 @@ class HybridBackend(ProcessBackend):
 
     name = "hybrid"
     isolates = limits_steps = False
+    inline_blocks = 1
 
     @classmethod
     def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
         return (0, 0) if num_workers > 2 * cores else (300_000, 300_000)
 
-    def _travelling(self, blocks: Sequence[BlockSpec]) -> Sequence[BlockSpec]:
-        return blocks[1:]
-
-    def new_worker(self, block: BlockSpec) -> Worker:
-        return InlineWorker(block, self.setup.interrupts) if block.index == 0 else super().new_worker(block)
-
 
 def pickle_blocks(blocks: Sequence[BlockSpec]) -> dict[int, list[bytes]]:
-    """The env functions of each block as bytes, by the block's index. What several envs share is pickled once.
-
-    Raises:
-        BadEnv: an env function cannot be pickled.
-    """
+    """The env functions of each block as bytes, by the block's index. What several envs share is pickled once. Raises
+    BadEnv for one that cannot be pickled."""
     env_fns = [env_fn for block in blocks for env_fn in block.env_fns]
     pickled = iter(pickle_env_fns(env_fns, blocks[0].start if blocks else 0))
     return {block.index: [next(pickled) for _ in block.env_fns] for block in blocks}
+
+
+class PipesBell:
+    """The twin's bell of the pool: sleeps on all the workers' channels at once."""
+
+    def __init__(self, workers: Sequence[ProcessWorker]):
+        self._workers = workers
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full, which is as good; or closed, by another thread
+            os.write(self._writer, b"!")
+
+    def sleep(self, timeout: float | None) -> None:
+        channels = [worker.connection for worker in self._workers]
+        for ready in connection.wait([*channels, self._reader], timeout):
+            if ready == self._reader:
+                os.read(self._reader, 4096)
+        for worker in self._workers:
+            worker.drain()
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._reader, self._writer = closed_descriptor(self._reader), closed_descriptor(self._writer)
+
+
+class Supervisor:
+    """A thread that sleeps until a worker process ends, then wakes the pool. It also notes the workers' memory."""
+
+    def __init__(self, workers: Sequence[ProcessWorker], wake_pool: Callable[[], None]):
+        self._watched = {worker.sentinel: worker for worker in workers}
+        self._wake_pool = wake_pool
+        self._lock = threading.Lock()
+        self._reader, self._writer = os.pipe()
+        self._leaving = False
+        self._dead: list[ProcessWorker] = []
+        self._thread = threading.Thread(target=self._watch, name="shoal-supervisor", daemon=True)
+        self._thread.start()
+
+    def watch(self, worker: ProcessWorker) -> None:
+        """Watch over one more."""
+        with self._lock:
+            self._watched[worker.sentinel] = worker
+        os.write(self._writer, b"!")
+
+    def forget(self, worker: ProcessWorker) -> None:
+        """Do not watch over it any more: it is about to leave, or was heard of already."""
+        with self._lock:
+            self._watched = {key: other for key, other in self._watched.items() if other is not worker}
+            self._dead = [other for other in self._dead if other is not worker]
+        os.write(self._writer, b"!")
+
+    def dead(self) -> list[ProcessWorker]:
+        """Those that ended without being asked to, until they are forgotten."""
+        with self._lock:
+            return list(self._dead)
+
+    def _watch(self) -> None:
+        look = time.monotonic()
+        while not self._leaving:
+            with self._lock:
+                watched = dict(self._watched)
+            ended = connection.wait([*watched, self._reader], LOOK_AT_MEMORY)
+            if self._reader in ended:
+                os.read(self._reader, 4096)
+            with self._lock:
+                # A descriptor may have gone to another worker while we slept: compare before believing it.
+                gone = [watched[fd] for fd in watched if fd in ended and self._watched.get(fd) is watched[fd]]
+                self._watched = {fd: worker for fd, worker in self._watched.items() if worker not in gone}
+                self._dead += gone
+                left = list(self._watched.values())
+            if gone:
+                self._wake_pool()
+            if time.monotonic() >= look:
+                look = time.monotonic() + LOOK_AT_MEMORY
+                for worker in left:
+                    worker.look_at_memory()
+
+    def close(self) -> None:
+        """Stop watching; called before the workers are asked to leave."""
+        self._leaving = True
+        os.write(self._writer, b"!")
+        self._thread.join()
+        os.close(self._reader)
+        os.close(self._writer)

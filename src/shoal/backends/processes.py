@@ -31,7 +31,7 @@ from shoal.backends.worker_main import (
     main,
 )
 from shoal.errors import WorkerDied
-from shoal.memory.messages import BlockSummary, StepperConfig
+from shoal.memory.messages import StepperConfig
 from shoal.memory.packed_errors import dumps
 from shoal.memory.slab import Slab, anonymous_file
 from shoal.ranks import without_launcher
@@ -68,7 +68,7 @@ class ProcessWorker(Worker):
         self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), BUILDING_BYTES
         os.write(self._crash_log, encode_building(-1))
         try:
-            self._connection, self._child_end = Pipe(duplex=True)
+            self.connection, self._child_end = Pipe(duplex=True)  # the two ends of the side channel
         except OSError:
             os.close(self._crash_log)
             raise
@@ -76,7 +76,6 @@ class ProcessWorker(Worker):
         self._stats: Any = None
         self._death: WorkerDied | None = None
         self._ring: Callable[[int], None] = lambda index: None
-        self._state = "starting"
         self._oom_kills = processes.oom_kills()
         self.torn = False  # set here while a message is on its way, and for good when that was cut off
 
@@ -92,12 +91,7 @@ class ProcessWorker(Worker):
 
     @property
     def bell(self) -> ConnectionBell:
-        return ConnectionBell(self._connection, self._connection.send_bytes)
-
-    @property
-    def connection(self) -> connection.Connection:
-        """The caller's end of the side channel."""
-        return self._connection
+        return ConnectionBell(self.connection, self.connection.send_bytes)
 
     @property
     def sentinel(self) -> int:
@@ -110,7 +104,7 @@ class ProcessWorker(Worker):
         return self._pidfd if self._pidfd >= 0 else self._process.sentinel
 
     def launch(self, inherited: Sequence[int] = ()) -> None:
-        to_close = [*inherited, self._connection.fileno()] if self._start_method == "fork" else []
+        to_close = [*inherited, self.connection.fileno()] if self._start_method == "fork" else []
         self._process = start_process(
             self._start_method, f"shoal-{self.index}", main, self._child_end, self._assignment, to_close,
             SharedFile(self._crash_log),
@@ -128,33 +122,21 @@ class ProcessWorker(Worker):
         """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
-    def built(self, deadline: Deadline) -> BlockSummary:
-        summary: BlockSummary = self._what_it_found(deadline)
-        return summary
-
     def probe(self, deadline: Deadline) -> Measurement:
         """Have its first env measured instead of attaching it to a slab."""
         self._send_raw(cloudpickle.dumps(("probe",)))
-        measurement: Measurement = self._what_it_found(deadline)
+        measurement: Measurement = self._first_words(deadline)
         return measurement
-
-    def _what_it_found(self, deadline: Deadline) -> Any:
-        """Its answer while it is being started, or the error of the env that it names instead."""
-        answer = self.receive(deadline)
-        if isinstance(answer, tuple):
-            env_id, error = answer
-            raise error.unpack(env_id, self.index)
-        return answer
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         assert slab.fd is not None
         assert self._process is not None
         self._send_raw(cloudpickle.dumps(("attach", slab.layout, config, self.start)))
-        reduction.send_handle(self._connection, slab.fd, self._process.pid)
+        reduction.send_handle(self.connection, slab.fd, self._process.pid)
         self._mail, self._stats = slab.array("mail")[self.index], slab.array("stats")[self.index]
 
     def attached(self, deadline: Deadline) -> None:
-        self._what_it_found(deadline)
+        self._first_words(deadline)
         self._state = "running"
         self.look_at_memory()  # what it starts with
 
@@ -167,11 +149,11 @@ class ProcessWorker(Worker):
             # Told before it is sent: a message that is larger than the channel goes only while the worker reads.
             self._mail[0] += 1
             self._wake()
-            self._connection.send_bytes(data)
+            self.connection.send_bytes(data)
 
     def _send_raw(self, data: bytes) -> None:
         with self._untorn():
-            self._connection.send_bytes(data)
+            self.connection.send_bytes(data)
 
     @contextlib.contextmanager
     def _untorn(self) -> Iterator[None]:
@@ -193,21 +175,20 @@ class ProcessWorker(Worker):
         return WorkerDied(message, self.index, self.pid, None, self.env_ids)
 
     def _wake(self) -> None:
-        # The twin's worker sleeps on the channel itself.
-        if native.KIND == "native":
+        if native.KIND == "native":  # the twin's worker sleeps on the channel itself
             self._ring(self.index)
 
     def receive(self, deadline: Deadline) -> Any:
         if self._death is not None and self._state == "restarting":
             raise self.death()
         while True:
-            ready = connection.wait([self._connection, self.sentinel], deadline.left)
+            ready = connection.wait([self.connection, self.sentinel], deadline.left)
             if not ready:
                 raise self._timed_out(deadline)
             # Messages first: a worker may have said why it leaves.
-            if self._connection in ready or self._connection.poll(0):
+            if self.connection in ready or self.connection.poll(0):
                 with self._untorn():
-                    data = self._connection.recv_bytes()
+                    data = self.connection.recv_bytes()
                 if data != DING:
                     return unpack(data)
             else:
@@ -216,9 +197,9 @@ class ProcessWorker(Worker):
     def drain(self) -> None:
         """Take in what lies in the channel without waiting: the twin's bell rings there."""
         with contextlib.suppress(WorkerDied, OSError):
-            while self._connection.poll(0):
+            while self.connection.poll(0):
                 with self._untorn():
-                    data = self._connection.recv_bytes()
+                    data = self.connection.recv_bytes()
                 if data != DING:
                     self._file(unpack(data))
 
@@ -315,21 +296,18 @@ class ProcessWorker(Worker):
             while processes.alive(self._self) and not deadline.passed:
                 time.sleep(0.001)
         self.drain()
-        self._end_session()
-        self._state = "restarting"
-        self._release()
-
-    def _end_session(self) -> None:
         processes.kill(self._descendants)
         if self.session is not None:
             processes.end_sessions(dict([self.session]))
+        self._state = "restarting"
+        self._release()
 
     def _release(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ValueError):  # it still runs: nothing could end it
                 self._process.close()
         self._child_end.close()
-        self._connection.close()
+        self.connection.close()
         self._crash_log, self._pidfd = closed_descriptor(self._crash_log), closed_descriptor(self._pidfd)
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
@@ -340,8 +318,7 @@ class ProcessWorker(Worker):
         errors: list[tuple[int, Any]] = []
         try:
             if self._process is not None:
-                words = self._close_errors(deadline)
-                errors = words or []
+                errors = self._close_errors(deadline)
                 self._force_out(deadline)
                 processes.kill(self._descendants)
         finally:
@@ -363,18 +340,18 @@ class ProcessWorker(Worker):
     def _writable(self) -> bool:
         """Whether a small message can be sent without waiting."""
         poller = select.poll()
-        poller.register(self._connection.fileno(), select.POLLOUT)
+        poller.register(self.connection.fileno(), select.POLLOUT)
         return any(event & select.POLLOUT for _, event in poller.poll(0))
 
-    def _close_errors(self, deadline: Deadline) -> list[tuple[int, Any]] | None:
-        """What its envs raised in close. None from a worker that is dead or stuck."""
+    def _close_errors(self, deadline: Deadline) -> list[tuple[int, Any]]:
+        """What its envs raised in close; nothing from a worker that is dead or stuck."""
         with contextlib.suppress(Exception):
             while True:
                 message = self.receive(deadline)
                 if isinstance(message, tuple) and message[0] == "closed":
                     return message[1]  # type: ignore[no-any-return]
                 self._file(message)  # of answers that were not taken yet
-        return None
+        return []
 
     def _force_out(self, deadline: Deadline) -> None:
         """Wait, then SIGTERM, then SIGKILL: bounded whatever the env does."""
@@ -392,7 +369,7 @@ class ProcessWorker(Worker):
 
     def abandon(self) -> None:
         self._state = "closed"
-        self._connection.close()
+        self.connection.close()
 
 
 def closed_descriptor(fd: int) -> int:

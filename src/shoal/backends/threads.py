@@ -11,14 +11,14 @@ from typing import Any
 
 from shoal.backends.backend import Backend
 from shoal.backends.base import BlockSpec, Worker
+from shoal.backends.life import Life
 from shoal.errors import PoolClosed
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.worker.base import EnvBlock, WorkerChannel
-from shoal.worker.building import BuildError, build_envs, close_envs, refuse_shared
-from shoal.worker.make import make_stepper
+from shoal.worker.base import WorkerChannel
+from shoal.worker.building import BuildError, refuse_shared
 
 MOST_THREADS = 256  # by default
 _OVER = object()
@@ -38,7 +38,7 @@ class EventBell:
         self._event.clear()
 
 
-class ThreadWorker(Worker):
+class ThreadWorker(Worker, Life):
     """One thread that builds and steps a block of envs."""
 
     def __init__(self, block: BlockSpec):
@@ -49,16 +49,9 @@ class ThreadWorker(Worker):
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._attachment: queue.SimpleQueue[tuple[Slab, StepperConfig, Any] | None] = queue.SimpleQueue()
         self._ring: Any = None
-        self._state = "starting"
-        self._leaving = False
         self._building: int | None = None
-        self._stepper: Any
         # Daemon: an env that never returns must not keep the interpreter from leaving.
         self._thread = threading.Thread(target=self._main, name=f"shoal-{self.index}", daemon=True)
-
-    @property
-    def state(self) -> str:
-        return self._state
 
     @property
     def building(self) -> int | None:
@@ -71,20 +64,13 @@ class ThreadWorker(Worker):
     def launch(self) -> None:
         self._thread.start()
 
-    def built(self, deadline: Deadline) -> BlockSummary:
-        answer = self.receive(deadline)
-        if isinstance(answer, BuildError):
-            raise answer.error.unpack(answer.env_id, self.index) from answer.__cause__
-        assert isinstance(answer, BlockSummary)
-        return answer
-
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         self._attachment.put((slab, config, pool_bell))
 
     def attached(self, deadline: Deadline) -> None:
         answer = self.receive(deadline)
-        if isinstance(answer, BaseException):
-            raise answer
+        if isinstance(answer, BuildError):
+            raise answer.__cause__ or answer
         self._state = "running"
 
     def use_ringer(self, ring: Callable[[int], None]) -> None:
@@ -132,43 +118,25 @@ class ThreadWorker(Worker):
 
     # ---- in the thread ---------------------------------------------------------------------------------------
 
-    def _note_building(self, env_id: int) -> None:
+    def _main(self) -> None:
+        self.live(self.index, self.start, self._env_fns)
+
+    def announce(self, env_id: int) -> None:
         self._building = env_id
 
-    def _main(self) -> None:
-        try:
-            envs, summary = build_envs(self._env_fns, self.start, announce=self._note_building)
-        except BuildError as error:
-            self._outbox.put(error)
-            return
-        self._outbox.put(summary)
+    def say(self, message: Any) -> None:
+        self._outbox.put(message)
+
+    def wait_for_slab(self, envs: list[Any]) -> tuple[Slab, int, StepperConfig, WorkerChannel] | None:
         attachment = self._attachment.get()
         if attachment is None:
-            close_envs(envs, self.start)
-            return
+            return None
         slab, config, pool_bell = attachment
-        try:
-            block = EnvBlock(slab, self.index, self.start, envs, self._env_fns, config)
-            channel = WorkerChannel(self._outbox.put, self._read_mail, pool_bell, self._bell, same_process=True)
-            self._stepper = make_stepper(block, channel)
-        except BaseException as error:
-            close_envs(envs, self.start)
-            self._outbox.put(error)
-            return
-        self._outbox.put("attached")
-        while not self._leaving:
-            self._stepper.wait(-1, config.spin_ns)
-            self._read_mail()
-            self._stepper.run()
-        self._outbox.put(("closed", self._stepper.close()))
+        channel = WorkerChannel(self.say, self.read_mail, pool_bell, self._bell, same_process=True)
+        return slab, self.start, config, channel
 
-    def _read_mail(self) -> None:
-        while not self._commands.empty():
-            message = self._commands.get()
-            if message[0] == "close":
-                self._leaving = True
-            else:
-                self._stepper.handle(message)
+    def next_command(self) -> tuple[Any, ...] | None:
+        return None if self._commands.empty() else self._commands.get()
 
 
 class ThreadBackend(Backend):

@@ -19,16 +19,16 @@ from typing import Any
 import cloudpickle
 
 from shoal import native
+from shoal.backends.life import Life
 from shoal.backends.mail import pack
 from shoal.envs.functions import install_registry
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import dumps, pack_error
-from shoal.memory.slab import Layout, Slab
+from shoal.memory.slab import Slab
 from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
-from shoal.worker.base import EnvBlock, WorkerChannel
-from shoal.worker.building import BuildError, build_envs, close_envs
-from shoal.worker.make import make_stepper
+from shoal.worker.base import WorkerChannel
+from shoal.worker.building import BuildError
 from shoal.worker.measurement import time_steps
 
 BUILDING_BYTES = 8  # at the beginning of a crash log
@@ -175,42 +175,18 @@ def _work(connection: Connection, assignment: Assignment, crash_log: int) -> Non
     processes.start_session(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
-    building = lambda env_id: os.pwrite(crash_log, encode_building(env_id), 0)  # noqa: E731
+    life = _ProcessLife(connection, assignment.index, crash_log)
     try:
         install_registry(assignment.registry)
         loaded: dict[bytes, Callable[[], Any]] = {}
         for data in assignment.env_fns:
             if data not in loaded:
                 loaded[data] = cloudpickle.loads(data)
-        env_fns = [loaded[data] for data in assignment.env_fns]
-        envs, summary = build_envs(env_fns, assignment.start, announce=building)
-    except BuildError as error:
-        connection.send_bytes(dumps((error.env_id, error.error)))
-        return
     except Exception as error:
-        connection.send_bytes(dumps((assignment.start, pack_error(error, "loading its env function"))))
+        life.say(BuildError(assignment.start, pack_error(error, "loading its env function")))
         return
-    connection.send_bytes(dumps_summary(summary))
-    attachment = _attach(connection, envs)
-    if attachment is None:
-        close_envs(envs, assignment.start)
-        return
-    slab, stepper_config, first_lane = attachment
-    outbox = Outbox(connection)
-    channel = _Channel(connection, outbox, slab, assignment.index)
-    bell = ConnectionBell(connection, outbox.send)
-    try:
-        block = EnvBlock(slab, assignment.index, first_lane, envs, env_fns, stepper_config)
-        stepper = make_stepper(block, WorkerChannel(channel.post, channel.read_mail, bell, bell))
-    except Exception as error:
-        close_envs(envs, first_lane)
-        connection.send_bytes(dumps((first_lane, pack_error(error, "its start"))))
-        return
-    channel.stepper = stepper
-    connection.send_bytes(dumps("attached"))
-    channel.serve(stepper_config.spin_ns)
-    channel.post(("closed", stepper.close()))
-    outbox.close()
+    life.live(assignment.index, assignment.start, [loaded[data] for data in assignment.env_fns])
+    life.outbox.close()
 
 
 def dumps_summary(summary: BlockSummary) -> bytes:
@@ -222,58 +198,47 @@ def dumps_summary(summary: BlockSummary) -> bytes:
         return dumps(replace(summary, metadata={}, spec=None))
 
 
-def _attach(connection: Connection, envs: list[Any]) -> tuple[Slab, StepperConfig, int] | None:
-    """Wait for the slab, and for which lane of it is the first of ours. A worker that is only measured gets none."""
-    message = cloudpickle.loads(connection.recv_bytes())
-    if message[0] == "probe":
-        try:
-            connection.send_bytes(dumps(time_steps(envs[0])))
-        except Exception as error:
-            connection.send_bytes(dumps((0, pack_error(error, "step or reset"))))
-    if message[0] in ("probe", "close"):
-        return None
-    layout: Layout = message[1]
-    return Slab.attach(layout, reduction.recv_handle(connection)), message[2], message[3]
-
-
-class _Channel:
+class _ProcessLife(Life):
     """The worker's end of the side channel."""
 
-    def __init__(self, connection: Connection, outbox: Outbox, slab: Slab, index: int):
-        self._connection, self._outbox = connection, outbox
-        self._mail = slab.array("mail")[index]
+    def __init__(self, connection: Connection, index: int, crash_log: int):
+        self._connection, self._index, self._crash_log = connection, index, crash_log
+        self.outbox = Outbox(connection)
+        self._mail: Any = None
         self._read = 0  # commands read so far, against mail[0] sent
-        self._leaving = False
-        self.stepper: Any
 
-    def serve(self, spin_ns: int) -> None:
-        """Step and obey until the command to close."""
-        while not self._leaving:
-            self.stepper.wait(-1, spin_ns)
-            self.read_mail()
-            self.stepper.run()
+    def announce(self, env_id: int) -> None:
+        os.pwrite(self._crash_log, encode_building(env_id), 0)
 
-    def read_mail(self) -> None:
-        """Carry out the commands that lie in the channel."""
-        while self._has_mail():
-            data = self._connection.recv_bytes()
-            if data == DING:
-                continue
-            self._read = (self._read + 1) & 0xFFFFFFFF
-            message = cloudpickle.loads(data)
-            if message[0] == "close":
-                self._leaving = True
-            else:
-                self.stepper.handle(message)
+    def say(self, message: Any) -> None:
+        self._connection.send_bytes(dumps_summary(message) if isinstance(message, BlockSummary) else dumps(message))
 
-    def _has_mail(self) -> bool:
-        if native.KIND == "twin":
-            return self._connection.poll(0)
-        return int(self._mail[0]) != self._read
+    def wait_for_slab(self, envs: list[Any]) -> tuple[Slab, int, StepperConfig, WorkerChannel] | None:
+        message = cloudpickle.loads(self._connection.recv_bytes())
+        if message[0] == "probe":  # it is only measured
+            try:
+                self.say(time_steps(envs[0]))
+            except Exception as error:
+                self.say(BuildError(0, pack_error(error, "step or reset")))
+        if message[0] in ("probe", "close"):
+            return None
+        _, layout, config, first_lane = message
+        slab = Slab.attach(layout, reduction.recv_handle(self._connection))
+        self._mail = slab.array("mail")[self._index]
+        bell = ConnectionBell(self._connection, self.outbox.send)
+        return slab, first_lane, config, WorkerChannel(self._post, self.read_mail, bell, bell)
 
-    def post(self, message: Any) -> None:
+    def _post(self, message: Any) -> None:
         """Send to the caller; what cannot be sent arrives as an error that says so."""
-        self._outbox.send(pack(message))
+        self.outbox.send(pack(message))
+
+    def next_command(self) -> Any:
+        while self._connection.poll(0) if native.KIND == "twin" else int(self._mail[0]) != self._read:
+            data = self._connection.recv_bytes()
+            if data != DING:
+                self._read = (self._read + 1) & 0xFFFFFFFF
+                return cloudpickle.loads(data)
+        return None
 
 
 if __name__ == "__main__":

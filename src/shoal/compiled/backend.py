@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shoal.backends.batched import BatchedBackend, RowsBackend
+from shoal.backends.inline import BatchedBackend, RowsBackend
 from shoal.envs.batched import BatchedEnv
 
 

@@ -23,16 +23,12 @@ from shoal.support.deadline import Deadline
 
 
 class Collector:
-    """Takes answers of the lanes of one pool.
-
-    Args:
-        spin_ns: how long a wait spins before it sleeps.
-    """
+    """Takes answers of the lanes of one pool; a wait spins for `spin_ns` before it sleeps."""
 
     def __init__(self, table: LaneTable, recovery: Recovery, timeouts: Timeouts, commands: Commands, spin_ns: int):
         self._table, self._busy, self._core = table, table.busy, table.core
         self._recovery, self._timeouts, self._commands, self._spin_ns = recovery, timeouts, commands, spin_ns
-        self._prompt = table.workers.prompt
+        self._prompt = table.workers.backend.prompt(table.workers.inline)
         self._out = np.zeros(table.count, np.int64)
 
     def collect(
@@ -51,7 +47,7 @@ class Collector:
                 count, first, slot, status = self._core.collect(
                     need, wanted, until, self._spin_ns, self._out, self._prompt
                 )
-                self._busy.taken(max(count, 0))
+                self._busy.count -= max(count, 0)
             if count >= 0:
                 break
             late = self.attend(count, deadline, began_ns)

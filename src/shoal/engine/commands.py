@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shoal.backends.base import Worker
+from shoal.backends.base import TICKETS, Worker
 from shoal.engine.lane_table import LaneTable
 from shoal.engine.recovery import Recovery
 from shoal.engine.timeouts import Timeouts
@@ -21,22 +20,15 @@ Arguments = Callable[[list[int]], tuple[Any, ...]]  # those of a command, for so
 
 class Call(NamedTuple):
     """A command on its way: its env ids, for each worker its ticket and the rows of `ids` that it answers, and what
-    has come back: (worker, value) for each row."""
+    has come back for each row."""
 
     ids: Ids
     tickets: list[tuple[Worker, int, list[int]]]
-    results: list[tuple[int, Any]]
+    results: list[Any]
 
 
 class Commands:
-    """Talks to the workers.
-
-    Args:
-        on_death: closes the pool after a worker's death; returns the error to raise.
-
-    Attributes:
-        over: why another thread has closed the pool; None while it is open.
-    """
+    """Talks to the workers. `over` is why another thread has closed the pool; None while it is open."""
 
     def __init__(
         self, table: LaneTable, recovery: Recovery, timeouts: Timeouts, on_death: Callable[[ShoalError], ShoalError]
@@ -48,48 +40,40 @@ class Commands:
     def start(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline) -> Call:
         """Send a command to the envs' workers."""
         tickets = []
-        self._recovery.news_if_mended()
+        if self._recovery.mends:
+            self._recovery.news()
         for worker, lanes, rows in self.by_worker(ids):
-            ticket = None
-            while ticket is None:
+            told = False  # one that was dead before it could have heard of it is being replaced
+            while not told:
                 if self.over is not None:
                     raise self.over
                 worker = self._recovery.await_worker(worker.index, deadline)
-                ticket = self._call(worker, command, lanes, *arguments(rows))
+                ticket = next(TICKETS)
+                with self._core:
+                    told = self.tell(worker, command, ticket, lanes, *arguments(rows))
             tickets.append((worker, ticket, rows))
-        return Call(ids, tickets, [(0, None)] * len(ids))
-
-    def _call(self, worker: Worker, command: str, *args: Any) -> int | None:
-        """The ticket; None when it was dead before it could have heard of it, and is being replaced."""
-        try:
-            with self._core, self._talking_to(worker):
-                return worker.call(command, *args)
-        except WorkerDied:
-            if self._workers.is_away(worker.index):
-                return None
-            raise
+        return Call(ids, tickets, [None] * len(ids))
 
     def finish(self, call: Call, deadline: Deadline) -> list[Any]:
         """Wait for the results of a command, in the order of its ids. Raises the first env's error."""
-        self._fetch(call, deadline)
-        for row, (worker_index, value) in enumerate(call.results):
+        values = self._fetch(call, deadline)
+        for env_id, value in zip(call.ids.tolist(), values, strict=True):
             if isinstance(value, PackedError):
-                raise value.unpack(int(call.ids[row]), worker_index)
-        return [value for _, value in call.results]
+                raise value.unpack(env_id, int(self._table.owner[env_id]))
+        return values
 
     def command(self, ids: Ids, name: str, arguments: Arguments, deadline: Deadline) -> list[Any]:
         """Send a command, also to lanes with answers that wait to be received: the results, errors among them."""
-        call = self.start(ids, name, arguments, deadline)
-        self._fetch(call, deadline)
-        return [value for _, value in call.results]
+        return self._fetch(self.start(ids, name, arguments, deadline), deadline)
 
-    def _fetch(self, call: Call, deadline: Deadline) -> None:
+    def _fetch(self, call: Call, deadline: Deadline) -> list[Any]:
         while call.tickets:
             worker, ticket, rows = call.tickets[0]
             values = self._reply(worker, ticket, deadline)
             for row, value in zip(rows, values, strict=True):
-                call.results[row] = (worker.index, value)
+                call.results[row] = value
             del call.tickets[0]
+        return list(call.results)
 
     def _reply(self, worker: Worker, ticket: int, deadline: Deadline) -> list[Any]:
         began_ns = time.monotonic_ns()
@@ -128,22 +112,13 @@ class Commands:
     def tell(self, worker: Worker, *message: Any) -> bool:
         """Take a message to a worker. False when it is gone, and is being replaced."""
         try:
-            with self._talking_to(worker):
-                worker.send(*message)
-        except WorkerDied:
-            if self._workers.is_away(worker.index):
-                return False
-            raise
-        return True
-
-    @contextlib.contextmanager
-    def _talking_to(self, worker: Worker) -> Iterator[None]:
-        try:
-            yield
+            worker.send(*message)
         except ConcurrentUse:
             raise
         except ShoalError as error:
             self.report_death(worker, error)
+            if isinstance(error, WorkerDied) and self._workers.is_away(worker.index):
+                return False
             raise
         except (OSError, ValueError):
             if self.over is not None:
@@ -153,3 +128,4 @@ class Commands:
             if worker.torn:  # it waits for the rest of a message, and would never answer again
                 self._on_death(worker.cut())
             raise
+        return True

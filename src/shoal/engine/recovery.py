@@ -11,22 +11,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shoal import native
 from shoal.backends.base import Worker
-from shoal.engine.busy import HeldRequest
-from shoal.engine.lane_table import LaneTable
-from shoal.engine.recycling import Recycling
-from shoal.engine.replacement import Replacement
-from shoal.engine.restarts import Loss, Restarts
+from shoal.engine.lane_table import HeldRequest, LaneTable
+from shoal.engine.restarts import Loss, Recycling, Restarts
+from shoal.engine.workers import Replacement
 from shoal.errors import ShoalError, StepTimeout, WorkerDied
 from shoal.memory.messages import STATUS_ERROR, STATUS_NOTE, Order
 from shoal.memory.packed_errors import PackedError
 from shoal.native.counters import POOL_RESTARTS
+from shoal.options import PoolOptions
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
 
@@ -35,39 +34,25 @@ NEVER_SEEN = 255  # no frame has this number
 SAVE_TIMEOUT = 30.0  # seconds for the envs of a worker that is to be recycled to say how they are
 
 
-@dataclass(frozen=True)
-class RecoveryPolicy:
-    """What a pool does about losses.
-
-    Attributes:
-        resets_at_once: whether an answer that ends an episode brings the next one's first observation along.
-        restart: whether lost envs are replaced; otherwise the pool is closed when a worker dies.
-        max_restarts, window: the budget, see Restarts.
-        recycle_after: bytes that a worker may grow by until it is replaced at an episode's end; None for any.
-    """
-
-    resets_at_once: bool = False
-    restart: bool = False
-    max_restarts: int = 10
-    window: float = 600.0
-    recycle_after: int | None = None
-
-    @property
-    def replaces(self) -> bool:
-        """Whether envs may ever be replaced."""
-        return self.restart or self.recycle_after is not None
-
-
 class Recovery:
     """The losses, and the requests that wait until the losses are made good.
 
+    Attributes:
+        mends: whether lost envs are replaced; otherwise the pool is closed when a worker dies.
+        troubled: whether anything is out of the ordinary: due, held, away or about to be recycled.
+
     Args:
+        resets_at_once: whether an answer that ends an episode brings the next one's first observation along.
         on_death: closes the pool; returns the error to raise.
     """
 
-    def __init__(self, table: LaneTable, policy: RecoveryPolicy, on_death: Callable[[ShoalError], ShoalError]):
-        self.policy, self.restarts = policy, Restarts(table.count, policy.max_restarts, policy.window)
-        self.troubled = False  # whether anything is out of the ordinary: due, held, away or about to be recycled
+    def __init__(
+        self, table: LaneTable, options: PoolOptions, resets_at_once: bool, on_death: Callable[[ShoalError], ShoalError]
+    ):
+        self.restarts = Restarts(table.count, options.max_restarts, options.restart_window)
+        self.mends, self._resets_at_once = options.on_error == "restart", resets_at_once
+        self._recycle_after = options.recycle_after
+        self.troubled = False
         self._table, self._busy, self._workers = table, table.busy, table.workers
         self._frames, self._groups, self._on_death = table.answers, table.groups, on_death
         self._told: dict[int, Loss] = {}  # what the last order of a lane was about
@@ -76,19 +61,22 @@ class Recovery:
         # Where the last answer is that the caller has seen.
         self._seen_slot = np.full(table.count, NEVER_SEEN, np.uint8)
         self._failed: list[Replacement] = []  # those that must be tried again
-        self._recycling = Recycling(policy.recycle_after, table.workers)
+        self._recycling = Recycling(options.recycle_after, table.workers)
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def sort_out(self, ids: Ids) -> tuple[Ids, list[int]]:
         """Those of the lanes that can be posted now, and those that must be held."""
-        later = [lane for lane in ids.tolist() if lane in self.restarts.due or self._is_away(lane)]
+        later = [lane for lane in ids.tolist() if lane in self.restarts.due or self._is_cut_off(lane)]
         return (ids[~np.isin(ids, later)], later) if later else (ids, later)
 
-    def _is_away(self, lane: int) -> bool:
-        """Whether the worker of a lane is being replaced, or is about to be."""
-        index = int(self._table.owner[lane])
+    def _is_away(self, index: int) -> bool:
+        """Whether this worker is being replaced, or is about to be."""
         return self._workers.is_away(index) or index in self._recycling.leaving
+
+    def _is_cut_off(self, lane: int) -> bool:
+        """Whether the worker of a lane is away."""
+        return self._is_away(int(self._table.owner[lane]))
 
     def hold(self, lane: int, request: HeldRequest) -> None:
         """Keep a request until its worker is there and its time has come."""
@@ -106,7 +94,7 @@ class Recovery:
         """When something that is held may be posted at the latest; None where the pool will be woken."""
         if self._recycling.leaving:
             return time.monotonic_ns() + 5_000_000
-        times = [held.not_before_ns for lane, held in self._busy.held.items() if not self._is_away(lane)]
+        times = [held.not_before_ns for lane, held in self._busy.held.items() if not self._is_cut_off(lane)]
         return min(times, default=None)
 
     def release(self, tell: Callable[..., bool]) -> None:
@@ -117,27 +105,24 @@ class Recovery:
         with self._table.core:  # workers are talked to by one thread at a time
             self._recycle()
             for lane, held in list(self._busy.held.items()):
-                if held.not_before_ns > now or self._is_away(lane):
+                if held.not_before_ns > now or self._is_cut_off(lane):
                     continue
                 if self._prepare(lane, held, self._table.worker_of(lane), tell):
                     posts[native.OP_RESTART if lane in self.restarts.due else held.op].append(lane)
         for op, lanes in posts.items():
             # A worker that was told and then died has taken its lanes back.
-            ids = np.array([lane for lane in lanes if not self._is_away(lane)], np.int64)
+            ids = np.array([lane for lane in lanes if not self._is_cut_off(lane)], np.int64)
             if len(ids):
                 self._table.core.post(ids, op)
         self.note_posted()
         self.look()
 
     def note_posted(self) -> None:
-        """What was held and is pending in the core is held no more.
-
-        What the core says counts: an interrupt may come between a post and a note of it.
-        """
-        for lane in [lane for lane in self._busy.held if self._busy.is_posted(lane)]:
+        """What was held and is pending in the core is held no more."""
+        for lane in self._busy.held_and_posted():
             if lane in self.restarts.due:
                 self._told[lane] = self.restarts.due.pop(lane)
-            self._asked[lane] = self._busy.released(lane)
+            self._asked[lane] = self._busy.held.pop(lane)
 
     def _prepare(self, lane: int, held: HeldRequest, worker: Worker, tell: Callable[..., bool]) -> bool:
         if lane in self.restarts.due:
@@ -148,7 +133,7 @@ class Recovery:
 
     def _order(self, lane: int, held: HeldRequest) -> Order:
         seen = int(self._seen_slot[lane])
-        between = seen == NEVER_SEEN or (self._frames.ended_in(seen, lane) and not self.policy.resets_at_once)
+        between = seen == NEVER_SEEN or (self._frames.ended_in(seen, lane) and not self._resets_at_once)
         begin = held.op == native.OP_RESET or between
         seed = self.restarts.seed(lane) if held.seed is None else held.seed
         return Order(
@@ -170,7 +155,7 @@ class Recovery:
             self._seen_slot.fill(slot)
         else:
             self._seen_slot[ids] = self._table.slot[ids] if slot < 0 else slot
-        if self.policy.recycle_after is not None and self._recycling.look(self._is_index_away):
+        if self._recycle_after is not None and self._recycling.look(self._is_away):
             ended = ids[self._frames.ended(ids)]
             # A worker that has grown too much is recycled when an episode of its envs ends.
             self.troubled |= self._recycling.may_leave(set(self._table.owner[ended].tolist()))
@@ -199,7 +184,7 @@ class Recovery:
     def retry(self, lanes: Ids, error: PackedError) -> bool:
         """The env of these lanes raised, and its answer was taken: hold its request for a new one. False when that was
         too often."""
-        if not self.policy.restart:
+        if not self.mends:
             return False
         first = int(lanes[0])
         loss = Loss("raised", f"env {first} raised in {error.during}: {error.summary}", rebuild=True, culprit=first)
@@ -225,11 +210,8 @@ class Recovery:
         return any(slot != NEVER_SEEN and self._frames.is_step(slot, lane) for slot, lane in seen)
 
     def _asked_again(self, lane: int, guilty: bool, not_before_ns: int = 0) -> HeldRequest:
-        """The last request of a lane, to be held once more; its answer will be written into the same frame.
-
-        Args:
-            guilty: the env was lost over it. A seed that came with it is not tried again: it may be to blame.
-        """
+        """The last request of a lane, to be held once more; its answer will be written into the same frame. If the env
+        was lost over it, a seed that came with it is not tried again: it may be to blame."""
         op, slot = int(self._table.op[lane]), self._table.slot
         request = HeldRequest(native.OP_STEP) if op == native.OP_STEP else self._asked[lane]
         slot[lane] = (int(slot[lane]) - 1) % self._table.frame_count
@@ -255,14 +237,9 @@ class Recovery:
             raise
         self.look()
 
-    def news_if_mended(self) -> None:
-        """Before a call: see which workers are gone, if they are replaced rather than reported."""
-        if self.policy.restart:
-            self.news()
-
     def handle_death(self, worker: Worker, error: ShoalError) -> None:
         """A worker is gone: have it replaced. Raises, with the pool closed, where that must not be."""
-        mend = worker.isolated and worker.replaceable and self.policy.restart
+        mend = worker.isolated and worker.replaceable and self.mends
         if not mend or not isinstance(error, WorkerDied):
             raise self._on_death(error)
         if self._workers[worker.index] is not worker or self._workers.is_away(worker.index):
@@ -280,7 +257,6 @@ class Recovery:
         for lane in worker.env_ids:
             self._lose(lane, loss)
         self._orphan(worker, [] if error.env_id is None else guilty)
-        self._settle_requests(worker)
         self._recycling.forget(worker.index)
         self._workers.replace(worker, delay)
         self.troubled = True
@@ -291,8 +267,10 @@ class Recovery:
         untold = {self._groups.last_of(lane) for lane in posted if not self._is_told(worker, lane)}
         for lane in posted:
             if self._groups.last_of(lane) in untold:  # a group is whole or not
-                self._busy.hold_again(lane, self._asked_again(lane, lane in guilty))
-                self.troubled = True
+                self.hold(lane, self._asked_again(lane, lane in guilty))
+        # The new worker must not find half a request.
+        lanes = slice(worker.start, worker.stop)
+        self._table.answered[lanes] = self._table.requested[lanes]
 
     def _is_told(self, worker: Worker, lane: int) -> bool:
         """Whether a lane has answered, and its note, if it has one, is here."""
@@ -301,11 +279,6 @@ class Recovery:
             return False
         noted = table.status[table.slot[lane], lane] & STATUS_NOTE
         return not noted or worker.has_note(lane, int(table.requested[lane]))
-
-    def _settle_requests(self, worker: Worker) -> None:
-        """The new worker must not find half a request."""
-        lanes = slice(worker.start, worker.stop)
-        self._table.answered[lanes] = self._table.requested[lanes]
 
     def _try_again(self, replacement: Replacement, error: ShoalError | None) -> None:
         """A new worker could not be started."""
@@ -336,16 +309,13 @@ class Recovery:
 
     def condemn(self, worker: Worker, lane: int | None, seconds: float) -> bool:
         """End a worker that takes too long, so that it is replaced. False where that cannot be done."""
-        if not self.policy.restart or not worker.isolated:
+        if not self.mends or not worker.isolated:
             return False
         what = "it did not begin to answer" if lane is None else f"env {lane} took longer than step_timeout={seconds:g}"
         worker.condemn(f"was ended because {what}")
         return True
 
     # ---- recycling ---------------------------------------------------------------------------------------------
-
-    def _is_index_away(self, index: int) -> bool:
-        return self._is_away(self._workers[index].start)
 
     def _recycle(self) -> None:
         """Replace those that have grown too much and have nothing to do."""
@@ -364,7 +334,7 @@ class Recovery:
         """Envs in the middle of an episode move to the new worker with their state, where that can be saved."""
         loss = Loss("recycled", f"worker {worker.index} had grown by {worker.growth / 2**20:.0f} MiB", rebuild=False)
         # Under same_step the next episode has begun, and its first observation was seen.
-        whole = self.policy.resets_at_once or self._groups.some
+        whole = self._resets_at_once or self._groups.some
         moving = (lanes if whole else lanes[~self._frames.ended(lanes)]).tolist()
         deadline = Deadline.after(SAVE_TIMEOUT)
         try:
@@ -378,4 +348,3 @@ class Recovery:
             if lane not in states:
                 self._lose(lane, loss)
         self._orphan(worker)
-        self._settle_requests(worker)

@@ -1,59 +1,47 @@
-"""What on_error="restart" keeps: which envs were lost and why, their new seeds, and how often is too often."""
+"""Why envs are replaced: which were lost, how often is too often, and which workers have grown too much."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from shoal.engine.workers import Workers
+
+LOOK_EVERY = 0.02  # seconds between two looks at a worker's memory; each worker has its turn
 FIRST_DELAY, LONGEST_DELAY = 0.1, 5.0  # seconds before the second restart in a row, and before any
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why an env is gone.
+    """Why an env is gone."""
 
-    Attributes:
-        kind: "raised", "died", "timed out" or "recycled".
-        text: the story in one line.
-        rebuild: its worker lives, and still has the old env.
-        culprit: the env that is to blame, which may be another one of the same worker; -1 where none is.
-    """
-
-    kind: str
-    text: str
-    rebuild: bool
-    culprit: int = -1
+    kind: str  # "raised", "died", "timed out" or "recycled"
+    text: str  # the story in one line
+    rebuild: bool  # its worker lives, and still has the old env
+    culprit: int = -1  # the env that is to blame, which may be another one of the same worker; -1 where none is
 
 
 class Restarts:
-    """The losses of one pool.
+    """What on_error="restart" keeps: the losses of one pool, and the envs' new seeds. One env, or one worker, may cause
+    `limit` restarts within `window` seconds."""
 
-    Args:
-        lanes: how many there are.
-        limit: how many restarts one env, or one worker, may cause within `window` seconds.
-        clock: for tests.
-    """
-
-    def __init__(self, lanes: int, limit: int, window: float, clock: Any = time.monotonic):
+    def __init__(self, lanes: int, limit: int, window: float):
         self.limit, self.window = limit, window
         self.due: dict[int, Loss] = {}  # lanes that have a new env, or shall have one, and have not reported it
         self.counts = [0] * lanes
         self.seeds: list[int | None] = [None] * lanes  # the last that the caller has given
-        self._clock = clock
         self._caused: dict[Any, deque[float]] = {}
         self._in_vain: dict[Any, int] = {}  # restarts in a row without a step in between
 
     def blame(self, culprit: Any, progress: bool = False) -> float | None:
-        """Note a restart, and what has caused it: the seconds to wait before it, None when the budget is spent.
-
-        Args:
-            progress: whether the culprit has worked since its last restart; then there is no reason to wait.
-        """
-        now = self._clock()
+        """Note a restart, and what has caused it: the seconds to wait before it, None when the budget is spent. If the
+        culprit has made progress since its last restart, there is no reason to wait."""
+        now = time.monotonic()
         past = self._caused.setdefault(culprit, deque())
         while past and past[0] < now - self.window:
             past.popleft()
@@ -83,3 +71,42 @@ class Restarts:
         """For the info of the lane's next answer."""
         loss = self.due[lane]
         return {"cause": loss.kind, "count": self.counts[lane], "culprit": loss.culprit, "message": loss.text}
+
+
+class Recycling:
+    """What recycle_after keeps: looks at the memory of one worker after another, which may grow by `most` bytes.
+
+    `leaving` are the workers that are to be replaced as soon as they have nothing to do.
+    """
+
+    def __init__(self, most: int | None, workers: Workers):
+        self.leaving: set[int] = set()
+        self._most, self._workers = most, workers
+        self._next_look = 0.0
+        self._looked_at = -1
+        self._heavy: set[int] = set()  # workers that have grown too much
+
+    def look(self, is_away: Callable[[int], bool]) -> bool:
+        """Look at the next worker, if it is time to; whether there is any that has grown too much."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_EVERY
+            self._looked_at = (self._looked_at + 1) % len(self._workers)
+            worker = self._workers[self._looked_at]
+            if worker.recyclable and not is_away(worker.index):
+                worker.look_at_memory()
+                if worker.growth > (self._most or 0):
+                    self._heavy.add(worker.index)
+        return bool(self._heavy)
+
+    def may_leave(self, indices: set[int]) -> bool:
+        """An episode of these workers has ended: let those of them that have grown too much leave. Whether there are
+        any."""
+        due = self._heavy & indices
+        self._heavy -= due
+        self.leaving |= due
+        return bool(due)
+
+    def forget(self, index: int) -> None:
+        """The worker is being replaced."""
+        self._heavy.discard(index)
+        self.leaving.discard(index)

@@ -15,26 +15,18 @@ from typing import Any
 import numpy as np
 
 from shoal import native
-from shoal.engine.actions import ActionWriter
-from shoal.engine.busy import HeldRequest
 from shoal.engine.collector import Collector, concurrent_use
 from shoal.engine.commands import Arguments, Call, Commands
-from shoal.engine.lane_table import LaneTable
+from shoal.engine.lane_table import ActionWriter, HeldRequest, LaneTable
 from shoal.engine.recovery import Recovery
 from shoal.engine.restarts import Loss
-from shoal.engine.settings import SchedulerSettings
 from shoal.engine.timeouts import Timeouts
-from shoal.errors import (
-    CallPending,
-    CannotSnapshot,
-    EnvError,
-    NothingPending,
-    ResetNeeded,
-    ShoalError,
-    StepTimeout,
-)
+from shoal.envs.autoreset import RULES
+from shoal.errors import CallPending, CannotSnapshot, EnvError, NothingPending, ResetNeeded, ShoalError, StepTimeout
 from shoal.memory.answers import Ready
-from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note
+from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note, StepperConfig
+from shoal.options import PoolOptions
+from shoal.spaces.leaves import flatten
 from shoal.support.checks import Ids
 from shoal.support.deadline import NEVER, Deadline
 
@@ -42,30 +34,44 @@ from shoal.support.deadline import NEVER, Deadline
 class Scheduler:
     """Requests and answers of the lanes of one pool.
 
+    Attributes:
+        some_must_reset: whether a step of all lanes would be refused until some were reset.
+
     Args:
+        config: how the workers step the lanes.
+        user_resets: whether the user must reset an env after its episode, before it is stepped.
+        spin_ns: how long a wait spins before it sleeps.
         on_death: closes the pool after a worker's death; returns the error to raise.
     """
 
-    def __init__(self, table: LaneTable, settings: SchedulerSettings, on_death: Callable[[ShoalError], ShoalError]):
+    def __init__(
+        self,
+        table: LaneTable,
+        options: PoolOptions,
+        config: StepperConfig,
+        user_resets: bool,
+        spin_ns: int,
+        on_death: Callable[[ShoalError], ShoalError],
+    ):
         self.table, self._busy, self._core, self._frames = table, table.busy, table.core, table.answers
-        self._groups, self._window = table.groups, settings.window
-        self._user_resets, self._fifo, self._spin_ns = settings.user_resets, settings.fifo, settings.spin_ns
+        self._groups, self._window = table.groups, table.window
+        self._user_resets, self._fifo, self._spin_ns = user_resets, options.order == "fifo", spin_ns
         self._must_reset = np.ones(table.count, np.bool_)
-        self._some_must_reset = True
+        self.some_must_reset = True
         workers = table.workers
-        self._prompt, self._inline = workers.prompt, workers.inline is not None
+        self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)
         self._whole = [Ready(table.all_ids, 0, slot, {}) for slot in range(table.frame_count)]
         self._core.refuse_with(concurrent_use)
         self._frames.handed = self._core.handed
-        self._timeouts = Timeouts(table, settings.step_timeout)
-        self._recovery = Recovery(table, settings.policy, on_death)
-        self._replaces = settings.policy.replaces
+        self._timeouts = Timeouts(table, options.step_timeout)
+        self._recovery = Recovery(table, options, RULES[config.autoreset].resets_at_once, on_death)
+        self._replaces = options.replaces_envs
         self.commands = Commands(table, self._recovery, self._timeouts, on_death)
-        self._collector = Collector(table, self._recovery, self._timeouts, self.commands, settings.spin_ns)
-        self._actions = ActionWriter(table, settings.action_leaves, settings.check_boxes)
-        workers.watch(self._core.ring, self._core.alarm, settings.step_timeout)
+        self._collector = Collector(table, self._recovery, self._timeouts, self.commands, spin_ns)
+        self._actions = ActionWriter(table, flatten(config.action_space), options.check_actions == "all")
+        workers.watch(self._core.ring, self._core.alarm, options.step_timeout)
 
     @property
     def pending(self) -> Ids:
@@ -82,26 +88,15 @@ class Scheduler:
             self._groups.check_whole(lanes, "send")
         with self._core:
             self._check_idle(lanes)
-            if self._some_must_reset:
+            if self.some_must_reset:
                 self._check_reset(lanes)
-            objects = self._actions.write(actions, lanes)
-            now = lanes if not self._recovery.troubled else self._recovery.sort_out(lanes)[0]
-            row_of = {lane: row for row, lane in enumerate(lanes.tolist())} if objects else {}
-            if objects:
-                for worker, own, _ in self.commands.by_worker(now):
-                    self.commands.tell(
-                        worker, "actions", own, [[column[row_of[lane]] for column in objects] for lane in own]
-                    )
+            columns = self._actions.write(actions, lanes)
+            objects: dict[int, list[Any]] = {}
+            if columns:
+                objects = {lane: [column[row] for column in columns] for row, lane in enumerate(lanes.tolist())}
+                self._tell(lanes, lambda own: ("actions", own, [objects[lane] for lane in own]))
             self._aim(lanes)
-        if self._fifo:
-            self._busy.sent(lanes)
-
-        def held(lane: int) -> HeldRequest:
-            return HeldRequest(
-                native.OP_STEP, objects=[column[row_of[lane]] for column in objects] if objects else None
-            )
-
-        self._ask(ids, native.OP_STEP, held)
+        self._ask(ids, native.OP_STEP, lambda lane: HeldRequest(native.OP_STEP, objects=objects.get(lane)))
 
     def reset(
         self, ids: Ids, seeds: list[int | None], options: Sequence[dict[str, Any] | None], deadline: Deadline
@@ -111,20 +106,24 @@ class Scheduler:
         self._core.arrive()
         self.drop(ids, deadline)
         with self._core:
-            now = ids if not self._recovery.troubled else self._recovery.sort_out(ids)[0]
             asked = {lane: (seed, given) for lane, seed, given in zip(ids.tolist(), seeds, options, strict=True)}
-            for worker, lanes, _ in self.commands.by_worker(now):
-                self.commands.tell(worker, "reset", [(lane, *asked[lane]) for lane in lanes])
+            self._tell(ids, lambda own: ("reset", [(lane, *asked[lane]) for lane in own]))
             self._aim(ids)
-        if self._fifo:
-            self._busy.sent(ids)
         if self._replaces:
             self._recovery.resets(asked)
         self._note_must_reset(ids, False)
         self._ask(ids, native.OP_RESET, lambda lane: HeldRequest(native.OP_RESET, *asked[lane]))
 
+    def _tell(self, ids: Ids, message: Callable[[list[int]], tuple[Any, ...]]) -> None:
+        """Tell the workers of those lanes that can be posted now what must come before the requests."""
+        now = ids if not self._recovery.troubled else self._recovery.sort_out(ids)[0]
+        for worker, own, _ in self.commands.by_worker(now):
+            self.commands.tell(worker, *message(own))
+
     def _ask(self, ids: Ids | None, op: int, held: Callable[[int], HeldRequest]) -> None:
         """Post the requests of lanes (None: all), or hold those that cannot be posted now, as `held` says."""
+        if self._fifo:
+            self._busy.sent(self.table.all_ids if ids is None else ids)
         if not self._recovery.troubled:
             self._post(ids, op)
             return
@@ -138,7 +137,7 @@ class Scheduler:
     def _post(self, ids: Ids | None, op: int) -> None:
         with self._busy:
             code = self._core.post(ids, op)
-            self._busy.posted(0 if code else self.table.count if ids is None else len(ids))
+            self._busy.count += 0 if code else self.table.count if ids is None else len(ids)
         if code == native.IN_USE:
             raise concurrent_use()
         if code:
@@ -162,7 +161,7 @@ class Scheduler:
     def exchange(self, actions: Any, deadline: Deadline) -> Ready:
         """Ask all lanes for a step and wait for them: in one call of the core where nothing is out of the ordinary."""
         code, began_ns = native.NOT_TAKEN, None
-        if deadline is NEVER and not self._some_must_reset and not self._recovery.troubled:
+        if deadline is NEVER and not self.some_must_reset and not self._recovery.troubled:
             code = self._step_at_once(actions)
             if code == native.COLLECT_TIMEOUT:  # it is time to look around
                 began_ns = time.monotonic_ns() - self._timeouts.patience_ns
@@ -349,7 +348,7 @@ class Scheduler:
                     )
                     if not self._give_up(note):
                         return None
-                    hint = self._recovery.restarts.spent() if self._recovery.policy.restart else ""
+                    hint = self._recovery.restarts.spent() if self._recovery.mends else ""
                     raise note.error.unpack(note.lane, worker.index, hint)
             infos = {note.lane: note.info for _, note in notes if note.info}
         if status & STATUS_FINAL:
@@ -385,11 +384,6 @@ class Scheduler:
         return self.commands.start(ids, command, arguments, deadline)
 
     # ---- rollouts --------------------------------------------------------------------------------------------
-
-    @property
-    def some_must_reset(self) -> bool:
-        """Whether a step of all lanes would be refused until some were reset."""
-        return self._some_must_reset
 
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Let the backend fill the record of a rollout without Python; False where it cannot.
@@ -453,12 +447,14 @@ class Scheduler:
         self._recovery.look()
         for lane, note in notes.items():
             self.table.worker_of(lane).keep_note(note)
-        self._busy.resume(np.array(facts["pending"], np.int64))
+        pending = np.array(facts["pending"], np.int64)
+        self._busy.put_back(pending)
+        self._busy.sent(pending)
 
     def _note_must_reset(self, ids: Any, must: Any) -> None:
         """Note which of these lanes the user must reset before they are stepped."""
         self._must_reset[ids] = must
-        self._some_must_reset = bool(self._must_reset.any())
+        self.some_must_reset = bool(self._must_reset.any())
 
     # ---- errors ----------------------------------------------------------------------------------------------
 

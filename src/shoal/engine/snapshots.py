@@ -17,11 +17,7 @@ from shoal.support.deadline import Deadline
 
 
 def take(scheduler: Scheduler, about: dict[str, Any], first_seeds: list[int | None], deadline: Deadline) -> Snapshot:
-    """The state of all envs and of the pool. Steps that are under way are waited for first.
-
-    Raises:
-        CannotSnapshot: naming the envs that cannot be saved, and why.
-    """
+    """The state of all envs and of the pool. Steps that are under way are waited for first."""
     table = scheduler.table
     notes = scheduler.settle(deadline)
     saved = scheduler.commands.command(table.all_ids, "save", lambda rows: (), deadline)
@@ -35,6 +31,7 @@ def take(scheduler: Scheduler, about: dict[str, Any], first_seeds: list[int | No
 
 
 def _refuse_failed(saved: list[Any]) -> None:
+    """Raise CannotSnapshot where envs cannot be saved: it says which, and why."""
     failed = {env_id: value for env_id, value in enumerate(saved) if isinstance(value, PackedError)}
     if failed:
         first: dict[str, int] = {}

@@ -20,11 +20,7 @@ PATIENCE_NS = 10_000_000_000  # until a wait without any limit says what it is w
 
 
 class Timeouts:
-    """Looks at the progress of the workers, which each say in the slab what they are doing and since when.
-
-    Args:
-        step_timeout: seconds that one env may take for a step or a reset; None for any.
-    """
+    """Looks at the progress of the workers, which each say in the slab what they are doing and since when."""
 
     def __init__(self, table: LaneTable, step_timeout: float | None):
         self._workers, self._owner = table.workers, table.owner
@@ -45,11 +41,8 @@ class Timeouts:
         return True
 
     def next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
-        """When to look next in a wait, on the monotonic clock; -1 for never.
-
-        Args:
-            late: the lanes that have not answered; None when the wait has only begun.
-        """
+        """When to look next in a wait, on the monotonic clock; -1 for never. `late` are the lanes that have not
+        answered, None when the wait has only begun."""
         if self._timeout_ns is None:
             return began_ns + PATIENCE_NS if deadline.at_ns < 0 and not self._warned else deadline.at_ns
         now = time.monotonic_ns()

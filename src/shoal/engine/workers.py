@@ -14,7 +14,6 @@ from shoal import native
 from shoal.backends.backend import Backend, SilentBell
 from shoal.backends.base import BlockSpec, Worker, split
 from shoal.backends.inline import InlineWorker
-from shoal.engine.replacement import Replacement
 from shoal.envs.functions import EnvFn
 from shoal.errors import BadEnv, EnvError, PoolClosed, ShoalError, SpaceMismatch, StartError, StepTimeout
 from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
@@ -42,12 +41,7 @@ class Workers:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        env_fns: Sequence[EnvFn],
-        count: int,
-        first: int = 0,
-        start_timeout: float | None = None,
+        self, backend: Backend, env_fns: Sequence[EnvFn], count: int, first: int = 0, start_timeout: float | None = None
     ):
         self.backend, self._first, self._start_timeout = backend, first, start_timeout
         self._env_blocks = [
@@ -81,11 +75,6 @@ class Workers:
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._all)
-
-    @property
-    def prompt(self) -> Callable[[], int] | None:
-        """What to call when lanes were asked for something, before it is waited for; None where bells do."""
-        return self.backend.prompt(self.inline)
 
     # ---- start -------------------------------------------------------------------------------------------------
 
@@ -172,12 +161,8 @@ class Workers:
         return index in self.replacements
 
     def replace(self, old: Worker, delay: float, states: Mapping[int, Any] | None = None) -> None:
-        """Begin to start a worker for the block of one that is gone; wakes the pool when done, see `finished`.
-
-        Args:
-            delay: seconds to wait before.
-            states: the saved states of envs that shall go on as they were.
-        """
+        """Begin, after `delay` seconds, to start a worker for the block of one that is gone; wakes the pool when done,
+        see `finished`. `states` are the saved states of envs that shall go on as they were."""
         with self._lock:
             if self._closing:
                 raise PoolClosed("the pool is being closed")
@@ -252,7 +237,7 @@ class Workers:
             stack.callback(self.backend.end_descendants, workers)
             stack.callback(self.backend.close)
             for worker in reversed(self._all):
-                stack.callback(_close_into, errors, worker, deadline)
+                stack.callback(lambda worker: errors.extend(worker.close(deadline)), worker)
             for worker in self._all:
                 stack.callback(_quietly, worker.ask_to_close)
             stack.callback(self.backend.stop_watching)
@@ -266,8 +251,48 @@ class Workers:
             worker.abandon()
 
 
-def _close_into(errors: list[tuple[int, Any]], worker: Worker, deadline: Deadline) -> None:
-    errors += worker.close(deadline)
+class Replacement:
+    """A thread that starts one worker in the place of another one, while the rest of the pool goes on.
+
+    After `delay` seconds, `start` starts the worker, and puts it into `worker`; then the pool is woken.
+    """
+
+    def __init__(self, old: Worker, delay: float, start: Callable[[Replacement], None], wake_pool: Callable[[], None]):
+        self.old = old  # the worker that is gone
+        self.worker: Worker | None = None  # the new one, as soon as there is one
+        self.error: ShoalError | None = None  # why there will be none
+        self.over = False  # whether the thread is done
+        self._delay, self._start, self._wake_pool = delay, start, wake_pool
+        self._cancelled = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"shoal-replacement-{old.index}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            if not self._cancelled.wait(self._delay):
+                self._start(self)
+        except Exception as error:
+            text = f"worker {self.old.index} could not be started again: {error}"
+            self.error = error if isinstance(error, ShoalError) else StartError(text)
+            if self.worker is not None:
+                self.worker.close(Deadline.after(0))
+        self.over = True
+        self._wake_pool()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether it is over by then."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Stop it, whatever it has come to, and leave nothing behind."""
+        self._cancelled.set()
+        while self._thread.is_alive():
+            if self.worker is not None:
+                self.worker.condemn("was ended because the pool is being closed")
+            self._thread.join(0.05)
+        if self.worker is not None:
+            self.worker.close(Deadline.after(1.0))
 
 
 def _built(workers: Sequence[Worker], deadline: Deadline) -> dict[int, BlockSummary]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.backends.batched import RowsBackend
+from shoal.backends.inline import RowsBackend
 from shoal.errors import BadEnv
 
 Array = npt.NDArray[Any]

@@ -37,22 +37,13 @@ WITH_THE_FIRST = "group"  # the kind of the state of a lane that was saved with 
 
 @dataclass(frozen=True)
 class EnvBlock:
-    """The envs that one worker steps.
-
-    Attributes:
-        slab: the pool's memory.
-        worker: the index of the worker.
-        start: the first lane of the block.
-        envs: the envs, in the order of their lanes.
-        env_fns: the functions that build the envs anew, one each.
-        config: how the pool wants its lanes stepped.
-    """
+    """The envs that one worker steps."""
 
     slab: Slab
-    worker: int
-    start: int
-    envs: list[Any]
-    env_fns: Sequence[Callable[[], Any]]
+    worker: int  # its index
+    start: int  # the first lane
+    envs: list[Any]  # in the order of their lanes
+    env_fns: Sequence[Callable[[], Any]]  # what builds the envs anew, one each
     config: StepperConfig
 
 
@@ -60,43 +51,31 @@ class EnvBlock:
 class WorkerChannel:
     """How a worker and the pool reach each other beside the slab.
 
-    Attributes:
-        post: sends a list of Notes, or a Reply, to the caller.
-        read_mail: carries out the commands that lie in the side channel. A request may overtake the command that was
-            sent before it, so a stepper that needs a command reads the mail first, even if it has an older command for
-            the lane: that one may belong to a request that was interrupted before it was posted.
-        pool_bell, bell: wake the pool, and this worker.
-        same_process: whether the caller gets the very objects that are posted, and not pickled copies.
-        interrupts: whether Ctrl-C may end a pass halfway, which is so in the caller's own thread only.
+    `read_mail` carries out the commands that lie in the side channel. A request may overtake the command that was sent
+    before it, so a stepper that needs a command reads the mail first, even if it has an older command for the lane:
+    that one may belong to a request that was interrupted before it was posted.
     """
 
-    post: Callable[[Any], None]
+    post: Callable[[Any], None]  # sends a list of Notes, or a Reply, to the caller
     read_mail: Callable[[], None]
-    pool_bell: Any
-    bell: Any
-    same_process: bool = False
-    interrupts: bool = False
+    pool_bell: Any  # wakes the pool
+    bell: Any  # wakes this worker
+    same_process: bool = False  # whether the caller gets the very objects that are posted, and not pickled copies
+    interrupts: bool = False  # whether Ctrl-C may end a pass halfway, which is so in the caller's own thread only
 
 
 @dataclass(eq=False)
 class EnvPlace:
-    """One env of the block, and its lanes `start` up to `stop`.
+    """One env of the block, and its lanes `start` up to `stop`."""
 
-    Attributes:
-        index: the place of the env in the block.
-        shape: the number of lanes and the spaces, which must stay the same when the env is built again.
-        fresh_at: how many requests its lanes had when the env was built; -1 once the env may have a state.
-        seeds: if not None, a reset with these seeds must come before the next step, because the env is new.
-    """
-
-    index: int
+    index: int  # its place in the block
     env: Any
     env_fn: Callable[[], Any]
     start: int
     stop: int
-    shape: tuple[Any, ...]
-    fresh_at: int = -1
-    seeds: list[int | None] | None = None
+    shape: tuple[Any, ...]  # lanes and spaces, which must stay the same when the env is built again
+    fresh_at: int = -1  # how many requests its lanes had when the env was built; -1 once the env may have a state
+    seeds: list[int | None] | None = None  # for a reset that must come before the next step, because the env is new
 
     @property
     def lanes(self) -> slice:
@@ -125,10 +104,7 @@ Act = Callable[[EnvPlace, list[int]], list[Any]]
 class Stepper:
     """Runs the envs of one block. A subclass has `run`, which answers all lanes that were asked, and `wait`.
 
-    Attributes:
-        envs: the envs; the list is shared with the backend.
-        start: the first lane of the block.
-        rule: the autoreset mode.
+    `envs` is a list that the backend shares, and `rule` the autoreset mode.
     """
 
     place_type: type[EnvPlace] = EnvPlace

@@ -30,14 +30,10 @@ def build_envs(
     interrupts: bool = False,
     announce: Callable[[int], Any] = lambda env_id: None,
 ) -> tuple[list[Any], BlockSummary]:
-    """Call the env functions; `start` is the id of the first env. If one of them raises, close those that were built.
+    """Call the env functions; `start` is the id of the first env, and `announce` is told of each before it is built. If
+    one raises, or returns no env of its own, close those that were built, and raise BuildError.
 
-    Args:
-        interrupts: whether a KeyboardInterrupt is Ctrl-C of the caller, and not an error of an env.
-        announce: called with the id of each env before it is built.
-
-    Raises:
-        BuildError: an env function raised, or returned no env of its own.
+    `interrupts`: whether a KeyboardInterrupt is Ctrl-C of the caller, and not an error of an env.
     """
     envs: list[Any] = []
     pairs = []

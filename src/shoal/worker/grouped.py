@@ -26,21 +26,13 @@ CLEARED = ("status", "episode_return", "episode_length")  # set to zero before e
 
 @dataclass(eq=False)
 class GroupPlace(EnvPlace):
-    """One env of the block, and what it gets to be stepped with.
+    """One env of the block, and what it gets to be stepped with."""
 
-    Attributes:
-        views: the answers of all its lanes, for each frame.
-        rows: all of its lanes, counted from 0.
-        actions: those of all its lanes, as they lie in the slab.
-        unit: how many neighbouring lanes must be asked together.
-        resets_alone: whether they can still be reset one by one.
-    """
-
-    views: list[Answers] = field(default_factory=list)
-    rows: Any = None
-    actions: Any = None
-    unit: int = 1
-    resets_alone: bool = False
+    views: list[Answers] = field(default_factory=list)  # the answers of all its lanes, for each frame
+    rows: Any = None  # all of its lanes, counted from 0
+    actions: Any = None  # those of all its lanes, as they lie in the slab
+    unit: int = 1  # how many neighbouring lanes must be asked together
+    resets_alone: bool = False  # whether they can still be reset one by one
 
 
 class GroupStepper(Stepper):
@@ -51,7 +43,8 @@ class GroupStepper(Stepper):
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
         super().__init__(block, channel)
         slab, worker, start, stop = block.slab, block.worker, block.start, self._places[-1].stop
-        self._obs, self._finals, self._actions = map(_there, (self._obs, self._finals, self._actions))
+        all_arrays = (self._obs, self._finals, self._actions)
+        self._obs, self._finals, self._actions = ([a for a in arrays if a is not None] for arrays in all_arrays)
         self._publish_each = block.config.publish_each
         self._present = slab.array("present") if "present" in slab.layout.fields else None
         self._op, self._slot = slab.array("op"), slab.array("slot")
@@ -140,7 +133,7 @@ class GroupStepper(Stepper):
         self._whole[slot].clear()
         for name in CLEARED:
             self._frame[name][slot, self._mine] = 0
-        done, failed = 0, []
+        done, lost = 0, []
         try:
             for group in self._places:
                 self.core.enter(group.start)
@@ -150,20 +143,18 @@ class GroupStepper(Stepper):
                         _check_infos(infos, group.count)
                         self._note(group.rows + group.start, np.full(group.count, slot), infos)
                 except BaseException as error:
-                    self._let_through(error)
-                    failed.append((group, error))
+                    self.failed(group.rows + group.start, np.full(group.count, slot), error)
+                    lost.append(group)
                 self.core.leave(group.start)
                 done += 1
         finally:  # after an interrupt, groups that have answered must not be stepped again
-            answered, lost = self._places[:done], [group for group, _ in failed]
-            if done == len(self._places) and not failed:
+            answered = self._places[:done]
+            if done == len(self._places) and not lost:
                 self._keep_books(self._mine, slot, self._whole[slot])
             else:
                 for group in answered:
                     if group not in lost:
                         self._keep_books(group.lanes, slot, group.views[slot])
-            for group, raised in failed:
-                self.failed(group.rows + group.start, np.full(group.count, slot), raised)
             if answered:
                 self._publish([self._lanes[: answered[-1].stop - self.start]], began_ns)
 
@@ -323,10 +314,6 @@ class GroupStepper(Stepper):
             running = self._was_seen(order) and not (self._frame["terminated"][last] or self._frame["truncated"][last])
             self._run_return[order.lane] = self._frame["episode_return"][last] if running else 0.0
             self._run_length[order.lane] = self._frame["episode_length"][last] if running else 0
-
-
-def _there(arrays: Sequence[Array | None]) -> list[Array]:
-    return [array for array in arrays if array is not None]
 
 
 def _check_infos(infos: Any, count: int) -> None:

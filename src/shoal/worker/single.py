@@ -81,7 +81,7 @@ class SingleStepper(Stepper):
         self._during = "reset"
         if op == native.OP_RESET:
             (seed,), options = self._asked_reset(place, [lane])
-            observation, info = _reset(place.env, seed=seed, **_given(options))
+            observation, info = _reset(place.env, options, seed=seed)
         elif place.seeds is not None:
             observation, info = _reset(place.env, seed=place.seeds[0])
         else:
@@ -146,7 +146,7 @@ class SingleStepper(Stepper):
         (order,), slot = orders, where
         report = {RESTART_INFO: order.report}
         if order.begin:
-            observation, info = _reset(place.env, seed=order.seed, **_given(order.options))
+            observation, info = _reset(place.env, order.options, seed=order.seed)
             self.core.begin(order.lane, slot, observation, {**info, **report}, True)
             place.seeds = None
             return
@@ -180,13 +180,9 @@ class SingleStepper(Stepper):
         return assemble(self._observation_space, values)
 
 
-def _given(options: dict[str, Any] | None) -> dict[str, Any]:
-    """Return options as an argument of reset, if there are any: not every env takes them."""
-    return {} if options is None else {"options": options}
-
-
-def _reset(env: Any, **arguments: Any) -> tuple[Any, Any]:
-    result = env.reset(**arguments)
+def _reset(env: Any, options: dict[str, Any] | None = None, **seed: Any) -> tuple[Any, Any]:
+    """Reset the env; options are passed on only if there are any, because not every env takes them."""
+    result = env.reset(**seed) if options is None else env.reset(**seed, options=options)
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return a tuple (obs, info), got {result!r:.200}")
     return result
