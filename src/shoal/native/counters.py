@@ -59,7 +59,7 @@ class WorkerCounters:
         self._lanes, self._start = flat(lanes), start
         self._own = lanes[start:stop]
         self._late: list[int] = []  # what passes took that are not counted yet
-        self.slow, self._quick_ns = True, QUICK_STEP_NS * (stop - start)
+        self.slow, self._count = True, stop - start
         slab.late_counters.add(self)
         self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
         self._idle_since = 0
@@ -88,7 +88,7 @@ class WorkerCounters:
         """Count the passes that were only noted; called before the counters are read."""
         late, self._late = self._late, []
         if late:
-            count, longest = len(self._own), self._own[:, layout.LANE_LONGEST_NS]
+            count, longest = self._count, self._own[:, layout.LANE_LONGEST_NS]
             self._stats[layout.STAT_STEPS] += count * len(late)
             self._stats[layout.STAT_PASSES] += len(late)
             self._stats[layout.STAT_BUSY_NS] += sum(late)
@@ -118,24 +118,19 @@ class WorkerCounters:
         """A pass over the envs from the first on is over; its steps are not counted yet.
 
         Args:
-            clocks: when the first one began and when each one was done; None for steps that count as equally long.
+            clocks: when the first one began and when each one was done. None after a quick pass: the steps count as
+                equally long, since to time each takes about a microsecond, and a pass over all is only noted.
         """
         took = now_ns - began_ns
-        for i in range(steps):
-            self.step(self._start + i, took // steps if clocks is None else clocks[i + 1] - clocks[i])
-        if steps:
+        self.slow = took > QUICK_STEP_NS * steps
+        if clocks is None and steps == self._count:
+            stats = self._stats
+            stats[layout.STAT_SINCE_NS] = self._idle_since = now_ns
+            stats[layout.STAT_AT] = 0
+            self._late.append(took)
+            if self.slow or len(self._late) > MOST_LATE:
+                self.settle()
+        elif steps:
+            for i in range(steps):
+                self.step(self._start + i, took // steps if clocks is None else clocks[i + 1] - clocks[i])
             self.passed(steps, waking_ns, began_ns, now_ns)
-            self.slow = took > QUICK_STEP_NS * steps
-
-    def passed_quickly(self, began_ns: int, now_ns: int) -> None:
-        """A pass over all envs is over, after a quick one. It is only noted: `settle` counts it.
-
-        Its steps count as equally long, since to time each of them takes about a microsecond.
-        """
-        took, stats = now_ns - began_ns, self._stats
-        stats[layout.STAT_SINCE_NS] = self._idle_since = now_ns
-        stats[layout.STAT_AT] = 0
-        self._late.append(took)
-        self.slow = took > self._quick_ns
-        if self.slow or len(self._late) > MOST_LATE:
-            self.settle()

@@ -408,7 +408,7 @@ class Block:
                         result = step(action)
                         try:  # the common case; `_accept` does the same with more care
                             observation, reward, terminated, truncated, info = result
-                            plain = type(info) is dict and not info and type(result) is tuple
+                            plain = type(info) is dict and type(result) is tuple
                             if plain:
                                 rewards[at] = reward
                                 row[:] = observation
@@ -418,7 +418,10 @@ class Block:
                                         self._end(done, at, terminated, truncated)
                         except (TypeError, ValueError, BufferError):
                             plain = False
-                        if not plain and not self._accept(done, slot, at, result):
+                        if plain:
+                            if info:
+                                self._add_note(done, slot, info)
+                        elif not self._accept(done, slot, at, result):
                             apart.append(done)
                 except BaseException as error:
                     apart.append(done)
@@ -430,10 +433,7 @@ class Block:
         finally:
             now = time.monotonic_ns()
             self._settle(slot, done - self._start, apart, now)
-            if clocks is None and done == self._stop:
-                self._counters.passed_quickly(began, now)
-            else:
-                self._counters.passed_over(done - self._start, waking or 0, began, now, clocks)
+            self._counters.passed_over(done - self._start, waking or 0, began, now, clocks)
         if self._noted:
             self._send_notes()
 
