@@ -199,7 +199,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             raise WaitTimeout(message, error.env_ids) from None
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
-        infos = stacked(ready.infos, self.num_envs)
+        infos = stacked(ready.infos, self.num_envs) if self.num_envs > 1 else None  # worth it for several
         if infos is None:
             infos = {}
             for env_id in sorted(ready.infos):

@@ -238,7 +238,7 @@ def stacked(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | No
     Gymnasium, and a key's values are of one type.
     """
     rows = [infos[lane] for lane in range(count)] if len(infos) == count else [{}]
-    keys, found = list(rows[0]), dict[str, Any]()
+    keys, found, mask = list(rows[0]), dict[str, Any](), np.ones(count, np.bool_)
     if not keys or any(list(row) != keys for row in rows):
         return None
     for key in keys:
@@ -246,5 +246,5 @@ def stacked(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | No
         kinds = set(map(type, values))
         if len(kinds) > 1 or not kinds <= {bool, int, float} or key == "final_obs" or str(key).startswith("_"):
             return None
-        found[key], found[f"_{key}"] = np.array(values, *kinds), np.ones(count, np.bool_)
+        found[key], found[f"_{key}"] = np.array(values, *kinds), mask.copy()
     return found
