@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from native.rig import load
-from shoal.native import generate, layout
+from shoal.native import layout
 
-DOCS = Path(__file__).parents[2] / "docs" / "architecture.md"
-AGAIN = "run `python -m shoal.native.generate` and build the core again"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "architecture.md"
+generate = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "generate_layout.py")))
+AGAIN = "run `python tools/generate_layout.py` and build the core again"
 
 
 def test_the_header_is_that_of_the_table() -> None:

@@ -68,7 +68,7 @@ class EachRig(InlineRig):
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.block._at_once = False
+        self.block.at_once = False
 
 
 ROW = np.ones(3, np.float32)

@@ -19,7 +19,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from shoal.dialects.base import PoolFace, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
-from shoal.memory.answers import Ready
+from shoal.memory.answers import Ready, stacked
 from shoal.support.checks import spread_seed, whole_number
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
@@ -195,9 +195,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             raise WaitTimeout(message, error.env_ids) from None
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
-        infos: dict[str, Any] = {}
-        for env_id in sorted(ready.infos):
-            infos = self._add_info(infos, ready.infos[env_id], env_id)
+        infos = stacked(ready.infos, self.num_envs) if self.num_envs > 1 else None  # worth it for several
+        if infos is None:
+            infos = {}
+            for env_id in sorted(ready.infos):
+                infos = self._add_info(infos, ready.infos[env_id], env_id)
         return infos
 
 

@@ -74,11 +74,12 @@ class Collector:
         """
         noted = ids[(self._table.status[self._table.slot[ids], ids] & STATUS_NOTE) != 0]
         notes: list[tuple[Worker, Note]] = []
-        for lane in noted.tolist():
-            worker = self._table.worker_of(lane)
+        sequences = self._table.requested[noted].tolist()
+        for lane, owner, sequence in zip(noted.tolist(), self._table.owner[noted].tolist(), sequences, strict=True):
+            worker = self._table.workers[owner]
             try:
                 with self._core:
-                    note = worker.take_note(lane, int(self._table.requested[lane]), deadline)
+                    note = worker.take_note(lane, sequence, deadline)
             except Exception as error:
                 self.put_back(ids, notes)
                 if isinstance(error, StepTimeout | ConcurrentUse):

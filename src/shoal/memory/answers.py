@@ -229,3 +229,22 @@ class Frames:
             if array is not None:
                 array[slot, others] = array[self._slot[others], others]
         self._slot[others] = slot
+
+
+def stacked(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | None:
+    """The infos of `count` lanes as arrays, as Gymnasium adds them up one by one; None unless all have plain numbers.
+
+    That is: each lane has an info, all have the same keys in one order, none of which has a meaning of its own to
+    Gymnasium, and a key's values are of one type.
+    """
+    rows = [infos[lane] for lane in range(count)] if len(infos) == count else [{}]
+    keys, found, mask = list(rows[0]), dict[str, Any](), np.ones(count, np.bool_)
+    if not keys or any(list(row) != keys for row in rows):
+        return None
+    for key in keys:
+        values = [row[key] for row in rows]
+        kinds = set(map(type, values))
+        if len(kinds) > 1 or not kinds <= {bool, int, float} or key == "final_obs" or str(key).startswith("_"):
+            return None
+        found[key], found[f"_{key}"] = np.array(values, *kinds), mask.copy()
+    return found

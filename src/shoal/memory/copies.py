@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
 
 def own_copy(value: Any) -> Any:
     """Copy the containers and arrays in a value; other objects stay the same ones."""
+    if type(value) is dict:
+        return {key: item if type(item) in _PLAIN else own_copy(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return value.copy()
-    if type(value) is dict:
-        return {key: own_copy(item) for key, item in value.items()}
     if isinstance(value, dict):
         kept = copy.copy(value)
         kept.update((key, own_copy(item)) for key, item in value.items())

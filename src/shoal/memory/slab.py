@@ -151,7 +151,7 @@ class Slab:
         header.write(self.array("header"), {**facts, "fields": fields, "columns": table.COLUMNS})
 
     def settle(self) -> None:
-        """Have all counts of this process written; for readers of `lane_stats` and `step_times`."""
+        """Have all counts of this process written, for those who read them."""
         for counters in list(self.late_counters):
             counters.settle()
 

@@ -22,9 +22,27 @@ static PyObject *shoal_take_exception(void) {
 }
 #endif
 
+static inline int shoal_refuse(PyObject *type, const char *why) {
+    PyErr_SetString(type, why);
+    return -1;
+}
+
 /* Calls with up to four borrowed arguments; a new reference, or NULL with an exception set. */
 static inline PyObject *shoal_call(PyObject *callable, PyObject *const *args, size_t count) {
     return PyObject_Vectorcall(callable, args, count, NULL);
+}
+
+/* Buffers of `count` objects, from the one numbered `writable` on to be written; how many it could get. */
+static inline int views_get(PyObject *const *objects, Py_buffer *views, int count, int writable) {
+    int held = 0;
+    while (held < count && PyObject_GetBuffer(objects[held], &views[held],
+                                              PyBUF_C_CONTIGUOUS | (held < writable ? 0 : PyBUF_WRITABLE)) == 0)
+        held++;
+    return held;
+}
+
+static inline void views_release(Py_buffer *views, int held) {
+    for (int i = 0; i < held; i++) PyBuffer_Release(&views[i]);
 }
 
 /* Several versions where the linker can choose among them: the baseline of x86-64 cannot compare numbers of 64 bits. */

@@ -19,6 +19,7 @@ Array = npt.NDArray[Any]
 
 globals().update(layout.CONSTANTS)  # so that `counters.STAT_AT` is `layout.STAT_AT`
 QUICK_STEP_NS = 20_000  # envs that take no longer, on average, are not timed one by one
+MOST_LATE = 256  # passes that are not counted yet
 POSTED_NS = 2  # in a worker's row of `worker_bells`, read as int64: since when a request waits
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class WorkerCounters:
         lanes = slab.array("lane_stats")
         self._lanes, self._start = flat(lanes), start
         self._own = lanes[start:stop]
-        self._late: list[int] = []  # what passes took that are not counted yet; see `settle`
-        self.slow = True
+        self._late: list[int] = []  # what passes took that are not counted yet
+        self.slow, self._count = True, stop - start
         slab.late_counters.add(self)
         self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
         self._idle_since = 0
@@ -83,32 +84,14 @@ class WorkerCounters:
             lanes[at + layout.LANE_LONGEST_NS] = ns
         self._times[bucket(ns)] += 1
 
-    def stepped(self, done: int, took: int, clocks: list[int] | None) -> None:
-        """The envs from `start` on have stepped one after the other.
-
-        Args:
-            done: how many.
-            took: their time.
-            clocks: when the first one began and when each one was done. None in a pass after a quick one: all its
-                steps count as equally long, since to time each of them takes about a microsecond.
-        """
-        self.slow = took > QUICK_STEP_NS * done
-        if clocks is not None:
-            for i in range(done):
-                self.step(self._start + i, clocks[i + 1] - clocks[i])
-        elif done == len(self._own):
-            self._late.append(took)
-            if len(self._late) > 4096:
-                self.settle()
-        else:
-            for lane in range(self._start, self._start + done):
-                self.step(lane, took // done)
-
     def settle(self) -> None:
-        """Count the passes that `stepped` has only noted; called before the counters of single lanes are read."""
+        """Count the passes that were only noted; called before the counters are read."""
         late, self._late = self._late, []
         if late:
-            count, longest = len(self._own), self._own[:, layout.LANE_LONGEST_NS]
+            count, longest = self._count, self._own[:, layout.LANE_LONGEST_NS]
+            self._stats[layout.STAT_STEPS] += count * len(late)
+            self._stats[layout.STAT_PASSES] += len(late)
+            self._stats[layout.STAT_BUSY_NS] += sum(late)
             self._own[:, layout.LANE_STEPS] += len(late)
             self._own[:, layout.LANE_NS] += sum(late) // count
             np.maximum(longest, max(late) // count, out=longest)
@@ -130,3 +113,24 @@ class WorkerCounters:
         stats[layout.STAT_BUSY_NS] += now_ns - began_ns
         stats[layout.STAT_SINCE_NS], stats[layout.STAT_AT] = now_ns, 0
         self._idle_since = now_ns
+
+    def passed_over(self, steps: int, waking_ns: int, began_ns: int, now_ns: int, clocks: list[int] | None) -> None:
+        """A pass over the envs from the first on is over; its steps are not counted yet.
+
+        Args:
+            clocks: when the first one began and when each one was done. None after a quick pass: the steps count as
+                equally long, since to time each takes about a microsecond, and a pass over all is only noted.
+        """
+        took = now_ns - began_ns
+        self.slow = took > QUICK_STEP_NS * steps
+        if clocks is None and steps == self._count:
+            stats = self._stats
+            stats[layout.STAT_SINCE_NS] = self._idle_since = now_ns
+            stats[layout.STAT_AT] = 0
+            self._late.append(took)
+            if self.slow or len(self._late) > MOST_LATE:
+                self.settle()
+        elif steps:
+            for i in range(steps):
+                self.step(self._start + i, took // steps if clocks is None else clocks[i + 1] - clocks[i])
+            self.passed(steps, waking_ns, began_ns, now_ns)

@@ -273,8 +273,7 @@ static int kernel_step_all(Kernel *self, int slot, const void *actions) {
 }
 
 /* run() -> how many lanes were answered: all that were asked for. */
-static PyObject *kernel_run(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *kernel_run(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Kernel *self = (Kernel *)object;
     int64_t answered, began = now_ns();
     self->table[TASK_NOW_NS] = began;
@@ -340,19 +339,16 @@ static void kernel_end(Kernel *self) {
 }
 
 /* close(): end the threads. */
-static PyObject *kernel_close(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *kernel_close(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     kernel_end((Kernel *)object);
     Py_RETURN_NONE;
 }
 
-static PyObject *kernel_capsule(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *kernel_capsule(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     return PyCapsule_New(object, KERNEL_CAPSULE, NULL);
 }
 
-static int kernel_init(Kernel *self, PyObject *args, PyObject *kwargs) {
-    (void)kwargs;
+static int kernel_init(Kernel *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *task, *stats, *failed, *on_failed;
     unsigned long long function;
     if (!PyArg_ParseTuple(args, "KOLLiOOO", &function, &task, &self->envs, &self->agents, &self->threads, &stats,
@@ -365,10 +361,8 @@ static int kernel_init(Kernel *self, PyObject *args, PyObject *kwargs) {
     if (PyObject_GetBuffer(task, &self->task, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(stats, &self->stats, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(failed, &self->failed_envs, PyBUF_WRITABLE) < 0) return -1;
-    if (self->task.len > TASK_MOST * (Py_ssize_t)sizeof(int64_t) || self->failed_envs.len < self->envs) {
-        PyErr_SetString(PyExc_ValueError, "too many leaves, or too little room for failures");
-        return -1;
-    }
+    if (self->task.len > TASK_MOST * (Py_ssize_t)sizeof(int64_t) || self->failed_envs.len < self->envs)
+        return shoal_refuse(PyExc_ValueError, "too many leaves, or too little room for failures");
     self->table = self->task.buf;
     self->each = self->envs / ((int64_t)self->threads * PIECE_ENVS);
     self->each = self->each < 1 ? 1 : self->each > PIECES_EACH ? PIECES_EACH : self->each;

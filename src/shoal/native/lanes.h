@@ -5,29 +5,22 @@
 #include "bounds.h"
 #include "lanes_wait.h"
 
-static int lanes_init(Lanes *self, PyObject *args, PyObject *kwargs) {
-    (void)kwargs;
+static int lanes_init(Lanes *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *slab, *state, *owner, *offsets, *leader;
     if (!PyArg_ParseTuple(args, "OOOLLLOOL", &slab, &state, &owner, &self->lanes, &self->frames, &self->workers,
                           &offsets, &leader, &self->window))
         return -1;
     if (leader != Py_None && PyObject_GetBuffer(leader, &self->leader, PyBUF_SIMPLE) < 0) return -1;
-    if (self->leader.obj && self->leader.len != self->lanes * (Py_ssize_t)sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "leader needs one entry per lane");
-        return -1;
-    }
+    if (self->leader.obj && self->leader.len != self->lanes * (Py_ssize_t)sizeof(int64_t))
+        return shoal_refuse(PyExc_ValueError, "leader needs one entry per lane");
     for (int64_t i = 0; self->leader.obj && i < self->lanes; i++)
-        if (((const int64_t *)self->leader.buf)[i] < 0 || ((const int64_t *)self->leader.buf)[i] >= self->lanes) {
-            PyErr_SetString(PyExc_IndexError, "leader names no lane");
-            return -1;
-        }
+        if (((const int64_t *)self->leader.buf)[i] < 0 || ((const int64_t *)self->leader.buf)[i] >= self->lanes)
+            return shoal_refuse(PyExc_IndexError, "leader names no lane");
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(state, &self->state, PyBUF_WRITABLE) < 0) return -1;
     if (PyObject_GetBuffer(owner, &self->owner, PyBUF_SIMPLE) < 0) return -1;
-    if (self->state.len != self->lanes || self->owner.len != self->lanes * (Py_ssize_t)sizeof(int32_t)) {
-        PyErr_SetString(PyExc_ValueError, "state and owner need one entry per lane");
-        return -1;
-    }
+    if (self->state.len != self->lanes || self->owner.len != self->lanes * (Py_ssize_t)sizeof(int32_t))
+        return shoal_refuse(PyExc_ValueError, "state and owner need one entry per lane");
     if (fields_read(&self->at, self->slab.buf, offsets) < 0) return -1;
     self->candidates = malloc(sizeof(Candidate) * (size_t)(self->lanes + 1));
     self->touched = calloc((size_t)(self->workers + 1), 1);
@@ -83,16 +76,14 @@ static PyObject *lanes_use_kernel(PyObject *object, PyObject *kernel) {
     Py_RETURN_NONE;
 }
 
-static PyObject *lanes_arrive(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *lanes_arrive(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Lanes *self = (Lanes *)object;
     if (COUNTING && !atomic_load(&self->in_use)) lanes_arrived(self, now_ns());
     Py_RETURN_NONE;
 }
 
 /* What was taken is the caller's now: it was copied, or viewed, since it was taken. */
-static PyObject *lanes_handed(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *lanes_handed(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Lanes *self = (Lanes *)object;
     if (COUNTING && self->taken) {
         int64_t now = now_ns();
@@ -255,14 +246,12 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
 }
 
 /* The supervisor calls it: wakes the thread that waits in collect, which then returns COLLECT_ALARM until heard(). */
-static PyObject *lanes_alarm(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *lanes_alarm(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     bell_cry(((Lanes *)object)->at.pool_bell);
     Py_RETURN_NONE;
 }
 
-static PyObject *lanes_heard(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *lanes_heard(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Lanes *self = (Lanes *)object;
     self->alarm_seen = atomic_load(&self->at.pool_bell->alarm);
     Py_RETURN_NONE;
@@ -270,8 +259,7 @@ static PyObject *lanes_heard(PyObject *object, PyObject *ignored) {
 
 /* `with lanes:` keeps other threads out, or raises what `refusal` makes. In C, because Python looks for signals
  * between the statements of an __enter__ of its own, and an interrupt there would keep all threads out for ever. */
-static PyObject *lanes_enter(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *lanes_enter(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Lanes *self = (Lanes *)object;
     if (!atomic_exchange(&self->in_use, 1)) Py_RETURN_NONE;
     PyObject *error = self->refusal ? shoal_call(self->refusal, NULL, 0) : NULL;
@@ -289,8 +277,7 @@ static PyObject *lanes_refuse_with(PyObject *object, PyObject *refusal) {
     Py_RETURN_NONE;
 }
 
-static PyObject *lanes_leave(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *lanes_leave(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     atomic_store(&((Lanes *)object)->in_use, 0);
     Py_RETURN_NONE;
 }

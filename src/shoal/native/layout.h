@@ -1,4 +1,4 @@
-/* Made by `python -m shoal.native.generate` from the table in layout.py: do not edit. */
+/* Made by `python tools/generate_layout.py` from the table in layout.py: do not edit. */
 #ifndef SHOAL_LAYOUT_H
 #define SHOAL_LAYOUT_H
 

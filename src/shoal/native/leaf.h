@@ -11,10 +11,8 @@
 static int fields_read(Fields *fields, char *slab, PyObject *offsets) {
     void *found[sizeof(Fields) / sizeof(void *)];
     Py_ssize_t count = sizeof found / sizeof *found;
-    if (!PyTuple_Check(offsets) || PyTuple_Size(offsets) != count) {
-        PyErr_SetString(PyExc_ValueError, "one offset for each field is needed");
-        return -1;
-    }
+    if (!PyTuple_Check(offsets) || PyTuple_Size(offsets) != count)
+        return shoal_refuse(PyExc_ValueError, "one offset for each field is needed");
     for (Py_ssize_t i = 0; i < count; i++) {
         Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(offsets, i));
         found[i] = offset < 0 ? NULL : slab + offset;

@@ -77,9 +77,7 @@ static int32_t library_kernel(void **result, void **error, int64_t address, int6
 }
 
 /* library_kernel() -> its address. */
-static PyObject *library_kernel_address(PyObject *module, PyObject *ignored) {
-    (void)module;
-    (void)ignored;
+static PyObject *library_kernel_address(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(ignored)) {
     return PyLong_FromVoidPtr((void *)(intptr_t)library_kernel);
 }
 

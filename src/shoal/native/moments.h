@@ -57,17 +57,13 @@ static int moments_fits(int kind, const Py_buffer *values, const Py_buffer *mean
 }
 
 /* merge(kind, values, mean, var, count) -> count: takes the rows of `values` into mean and variance, in place. */
-static PyObject *moments_merge(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *moments_merge(PyObject *Py_UNUSED(module), PyObject *args) {
     int kind;
     double count;
     PyObject *objects[3];
     Py_buffer views[3] = {{0}};
     if (!PyArg_ParseTuple(args, "COOOd", &kind, &objects[0], &objects[1], &objects[2], &count)) return NULL;
-    int held = 0, done = 0;
-    while (held < 3 &&
-           PyObject_GetBuffer(objects[held], &views[held], PyBUF_C_CONTIGUOUS | (held ? PyBUF_WRITABLE : 0)) == 0)
-        held++;
+    int held = views_get(objects, views, 3, 1), done = 0;
     if (held == 3 && moments_fits(kind, &views[0], &views[1], &views[2])) {
         Py_ssize_t width = views[1].len / (Py_ssize_t)sizeof(double), rows = views[0].len / views[0].itemsize / width;
         double *mean = views[1].buf, *var = views[2].buf, total = count + (double)rows, share = (double)rows / total;
@@ -89,24 +85,20 @@ static PyObject *moments_merge(PyObject *module, PyObject *args) {
             done = 1;
         }
     }
-    for (int i = 0; i < held; i++) PyBuffer_Release(&views[i]);
+    views_release(views, held);
     return done ? PyFloat_FromDouble(count) : NULL;
 }
 
 /* standardize(kind, values, mean, var, epsilon, limit, out): out, of float, becomes (values - mean) / sqrt(var + epsilon)
  * within [-limit, limit]; a NaN stays one. */
-static PyObject *moments_standardize(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *moments_standardize(PyObject *Py_UNUSED(module), PyObject *args) {
     int kind;
     double epsilon, limit;
     PyObject *objects[4];
     Py_buffer views[4] = {{0}};
     if (!PyArg_ParseTuple(args, "COOOddO", &kind, &objects[0], &objects[1], &objects[2], &epsilon, &limit, &objects[3]))
         return NULL;
-    int held = 0, done = 0;
-    while (held < 4 && PyObject_GetBuffer(objects[held], &views[held],
-                                          PyBUF_C_CONTIGUOUS | (held == 3 ? PyBUF_WRITABLE : 0)) == 0)
-        held++;
+    int held = views_get(objects, views, 4, 3), done = 0;
     if (held == 4 && moments_fits(kind, &views[0], &views[1], &views[2])) {
         Py_ssize_t width = views[1].len / (Py_ssize_t)sizeof(double), rows = views[0].len / views[0].itemsize / width;
         const double *var = views[2].buf;
@@ -124,7 +116,7 @@ static PyObject *moments_standardize(PyObject *module, PyObject *args) {
             done = 1;
         }
     }
-    for (int i = 0; i < held; i++) PyBuffer_Release(&views[i]);
+    views_release(views, held);
     if (!done) return NULL;
     Py_RETURN_NONE;
 }

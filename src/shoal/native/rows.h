@@ -42,35 +42,19 @@ static int rows_reward(PyObject *rewards, PyObject *name, double *target) {
     return *target == -1.0 && PyErr_Occurred() ? -1 : 0;
 }
 
-static int rows_observation(PyObject *observations, PyObject *name, const Leaf *leaf, Py_ssize_t row) {
-    PyObject *value = rows_find(observations, name);
-    Py_ssize_t depth = PyTuple_Size(leaf->path);
-    for (Py_ssize_t i = 0; value != NULL && i < depth; i++) {
-        PyObject *next = PyObject_GetItem(value, PyTuple_GetItem(leaf->path, i));
-        Py_DECREF(value);
-        value = next;
-    }
-    if (value == NULL) return -1;
-    char *target = leaf->base + row * leaf->nbytes;
-    int result = leaf->kind == 'n' ? store_integer(value, target, leaf->itemsize) : store_array(value, leaf, target);
-    Py_DECREF(value);
-    return result;
-}
-
 /* Everything of one agent; -1 where it has ended, or where anything is not exactly as the batch has it. */
 static int rows_agent(PyObject *const *dicts, PyObject *name, Py_ssize_t row, double *reward, const Leaf *leaves,
                       Py_ssize_t count) {
     if (rows_flag(dicts[2], name) != 0 || rows_flag(dicts[3], name) != 0) return -1;
     if (rows_reward(dicts[1], name, &reward[row]) < 0) return -1;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (rows_observation(dicts[0], name, &leaves[i], row) < 0) return -1;
+        if (store_leaf(&leaves[i], rows_find(dicts[0], name), leaves[i].base + row * leaves[i].nbytes) < 0) return -1;
     return 0;
 }
 
 /* write_rows(names, rows, observations, rewards, terminated, truncated, reward, targets, paths) -> whether all was written;
  * if not, some may have been. */
-static PyObject *rows_write(PyObject *module, PyObject *args) {
-    (void)module;
+static PyObject *rows_write(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *names, *rows, *dicts[4], *reward_object, *targets, *paths;
     if (!PyArg_ParseTuple(args, "O!O!OOOOOO!O!", &PyTuple_Type, &names, &PyTuple_Type, &rows, &dicts[0], &dicts[1],
                           &dicts[2], &dicts[3], &reward_object, &PyTuple_Type, &targets, &PyTuple_Type, &paths))

@@ -66,8 +66,7 @@ static void block_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
-    (void)kwargs;
+static int block_init(Block *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *slab, *offsets, *leaves, *callbacks, *steps, *actions;
     long long worker;
     if (!PyArg_ParseTuple(args, "OLLLLipiOO!O!OO!", &slab, &worker, &self->lanes, &self->start, &self->stop,
@@ -83,10 +82,8 @@ static int block_init(Block *self, PyObject *args, PyObject *kwargs) {
         self->held[i] = held[i];
     }
     if ((self->copy_name = PyUnicode_FromString("copy")) == NULL) return -1;
-    if (PyList_Size(steps) != self->stop - self->start) {
-        PyErr_SetString(PyExc_ValueError, "one step function per lane is needed");
-        return -1;
-    }
+    if (PyList_Size(steps) != self->stop - self->start)
+        return shoal_refuse(PyExc_ValueError, "one step function per lane is needed");
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
     char *base = self->slab.buf;
     if (fields_read(&self->at, base, offsets) < 0) return -1;
@@ -125,17 +122,15 @@ static int store_array(PyObject *value, const Leaf *leaf, char *target) {
     return fits ? 0 : -1;
 }
 
-static int store_leaf(Block *self, const Leaf *leaf, PyObject *observation, int64_t lane, int slot) {
-    PyObject *value = observation;
-    Py_INCREF(value);
+/* Writes what lies in `value` at the leaf's path; takes the reference, which may be NULL. */
+static int store_leaf(const Leaf *leaf, PyObject *value, char *target) {
     Py_ssize_t depth = PyTuple_Size(leaf->path);
-    for (Py_ssize_t i = 0; i < depth; i++) {
+    for (Py_ssize_t i = 0; value != NULL && i < depth; i++) {
         PyObject *next = PyObject_GetItem(value, PyTuple_GetItem(leaf->path, i));
         Py_DECREF(value);
-        if (next == NULL) return -1;
         value = next;
     }
-    char *target = leaf->base + (slot * self->lanes + lane) * leaf->stride;
+    if (value == NULL) return -1;
     int result = leaf->kind == 'n' ? store_integer(value, target, leaf->itemsize) : store_array(value, leaf, target);
     Py_DECREF(value);
     return result;
@@ -155,8 +150,11 @@ static int block_callback(PyObject *callback, int64_t lane, int64_t slot, PyObje
 /* Fast where every leaf is as its space says; otherwise SingleStepper.store casts it or says what is wrong. */
 static int block_store(Block *self, PyObject *observation, int64_t lane, int slot) {
     int result = self->special_leaves ? -1 : 0;
-    for (Py_ssize_t i = 0; i < self->leaf_count && result == 0; i++)
-        result = store_leaf(self, &self->leaves[i], observation, lane, slot);
+    for (Py_ssize_t i = 0; i < self->leaf_count && result == 0; i++) {
+        const Leaf *leaf = &self->leaves[i];
+        Py_INCREF(observation);
+        result = store_leaf(leaf, observation, leaf->base + (slot * self->lanes + lane) * leaf->stride);
+    }
     if (result == 0) return 0;
     PyErr_Clear();
     return block_callback(self->held[STORE], lane, slot, observation, NULL);
@@ -281,9 +279,19 @@ static inline int64_t block_waking(Block *self, int64_t now) {
     return now > since ? now - since : 0;
 }
 
+/* A pass that had something to do is over. */
+static inline void block_passed(Block *self, int64_t steps, int64_t waking, int64_t began, int64_t now) {
+    block_show(self, 0, now);
+    self->at.stats[STAT_STEPS] += steps;
+    self->at.stats[STAT_BUSY_NS] += now - began;
+    if (!COUNTING) return;
+    self->at.stats[STAT_PASSES]++;
+    self->at.stats[STAT_WAKE_NS] += waking;
+    self->idle_since = now;
+}
+
 /* run() -> how many lanes were stepped. Raises only what `failed` raises (an interrupt in the caller's process). */
-static PyObject *block_run(PyObject *object, PyObject *ignored) {
-    (void)ignored;
+static PyObject *block_run(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Block *self = (Block *)object;
     int64_t began = now_ns(), clock = began, stepped = 0, waking = block_waking(self, began);
     uint32_t to_ring = 0;
@@ -306,16 +314,7 @@ static PyObject *block_run(PyObject *object, PyObject *ignored) {
             if (COUNTING && delayed) clock = now_ns(); /* the next env is not to blame for it */
         }
     }
-    if (stepped > 0) {
-        block_show(self, 0, clock);
-        self->at.stats[STAT_STEPS] += stepped;
-        self->at.stats[STAT_BUSY_NS] += clock - began;
-        if (COUNTING) {
-            self->at.stats[STAT_PASSES]++;
-            self->at.stats[STAT_WAKE_NS] += waking;
-            self->idle_since = clock;
-        }
-    }
+    if (stepped > 0) block_passed(self, stepped, waking, began, clock);
     if (to_ring > 0) bell_ring(self->at.pool_bell, to_ring);
     if (outcome < 0 || block_flush(self) < 0) return NULL;
     return PyLong_FromLongLong(stepped);
@@ -355,10 +354,7 @@ static PyObject *block_leave(PyObject *object, PyObject *args) {
     Block *self = (Block *)object;
     long long lane;
     if (!PyArg_ParseTuple(args, "L", &lane)) return NULL;
-    if (lane < self->start || lane >= self->stop) {
-        PyErr_SetString(PyExc_IndexError, "no lane of this block");
-        return NULL;
-    }
+    if (lane < self->start || lane >= self->stop) return PyErr_Format(PyExc_IndexError, "no lane of this block");
     self->was_reset = self->at.op[lane] != OP_STEP;
     block_count(self, lane, now_ns() - self->at.stats[STAT_SINCE_NS]);
     Py_RETURN_NONE;
@@ -383,15 +379,8 @@ static PyObject *block_publish(PyObject *object, PyObject *args) {
         atomic_store_explicit(&self->at.answered[lane[i]], sequence, memory_order_release);
     }
     PyBuffer_Release(&ids);
-    block_show(self, 0, now);
-    self->at.stats[STAT_STEPS] += count;
-    self->at.stats[STAT_BUSY_NS] += now - began;
-    if (COUNTING) {
-        self->at.stats[STAT_PASSES]++;
-        self->at.stats[STAT_WAKE_NS] += self->waking;
-        self->waking = 0;
-        self->idle_since = now;
-    }
+    block_passed(self, count, self->waking, began, now);
+    self->waking = 0;
     bell_ring(self->at.pool_bell, (uint32_t)count);
     Py_RETURN_NONE;
 }
@@ -425,10 +414,8 @@ static PyObject *block_begin(PyObject *object, PyObject *args) {
     int slot, fresh;
     PyObject *observation, *info;
     if (!PyArg_ParseTuple(args, "LiOOp", &lane, &slot, &observation, &info, &fresh)) return NULL;
-    if (lane < self->start || lane >= self->stop || slot < 0 || slot > UINT8_MAX) {
-        PyErr_SetString(PyExc_IndexError, "no lane of this block");
-        return NULL;
-    }
+    if (lane < self->start || lane >= self->stop || slot < 0 || slot > UINT8_MAX)
+        return PyErr_Format(PyExc_IndexError, "no lane of this block");
     int64_t at = slot * self->lanes + lane;
     if (fresh) {
         self->at.reward[at] = self->at.episode_return[at] = 0.0;

@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.native import layout
-from shoal.native.counters import POSTED_NS, flat
+from shoal.native.counters import MOST_LATE, POSTED_NS, flat
 from shoal.native.twin_block import Bell, Block, seconds_left
-from shoal.native.twin_functions import merge, outside, standardize, write_rows
 
 __all__ = [
     "Bell", "Block", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize", "write_rows",
@@ -28,6 +27,8 @@ __all__ = [
 Array = npt.NDArray[Any]
 ACTION_SCALAR, ACTION_ROW, ACTION_CALL = layout.ACTION_SCALAR, layout.ACTION_ROW, layout.ACTION_CALL
 AUTORESET = layout.AUTORESET
+SLOW_NS = 1_000_000  # steps that take longer are counted at once
+MOST_NUMBERS = 1024  # as many actions of a Discrete are kept
 
 
 class Lanes:
@@ -62,19 +63,24 @@ class Lanes:
         self._status, self._memory = slab.array("status"), slab.memory
         self._posted_ns = slab.array("worker_bells").view(np.int64)[:, POSTED_NS]
         self._counts = flat(slab.array("pool_stats"))
-        self._counts[layout.POOL_BEGAN_NS] = self._counts[layout.POOL_SINCE_NS] = time.monotonic_ns()
+        self._since = self._counts[layout.POOL_BEGAN_NS] = self._counts[layout.POOL_SINCE_NS] = time.monotonic_ns()
+        self._late = [0] * layout.POOL_WIDTH  # what is not in `_counts` yet: Python's lists are quicker
+        slab.late_counters.add(self)
         self._taken = False
         self._alarmed = False
         # For `step`: whether the caller itself steps all lanes, so that it waits for no other thread.
         self._alone = len(bells) == 1 and getattr(bells[0], "silent", False)
         self._action = np.zeros((0,))
+        self._action_is: tuple[Any, ...] = (self._action.dtype, ())
         self._bounds: tuple[Array, Array] | None = None
-        self._limits: tuple[int, int] | None = None
-        self._zeros, self._ones = bytes(len(state)), np.ones(len(state), np.uint64)
-        self._pending = bytes((layout.LANE_PENDING,)) * len(state)
-        self._state_bytes, self._slot_bytes = flat(state), flat(self._slot)
-        self._op_bytes = flat(self._op)
+        self._number: Callable[[int], Any] | None = None
+        self._zeros, self._pending = bytes(len(state)), bytes((layout.LANE_PENDING,)) * len(state)
+        self._slots = [bytes((slot,)) * len(state) for slot in range(self._frames)]
+        self._state_bytes, self._slot_bytes, self._op_bytes = flat(state), flat(self._slot), flat(self._op)
+        self._sequences, self._ones = flat(self._requested), np.ones(len(state), np.uint64)
         self._status_rows = [flat(row) for row in self._status]
+        self._run: Any = None
+        self._block: Block | None = None  # whose method `_run` is
         self._in_use = threading.Lock()
         self._refusal: Callable[[], BaseException] = lambda: RuntimeError("another thread is inside")
 
@@ -84,7 +90,7 @@ class Lanes:
 
     def __enter__(self) -> None:
         """Keep other threads out."""
-        if not self._in_use.acquire(blocking=False):
+        if not self._in_use.acquire(False):
             raise self._refusal()
 
     def __exit__(self, *_: object) -> None:
@@ -96,8 +102,11 @@ class Lanes:
         dtype = np.dtype(f"{'i' if code == 'n' else code}{itemsize}")
         whole = (len(self._state), *shape)
         self._action = np.ndarray(whole, dtype, self._memory, offset)
+        self._action_is = dtype, whole
         self._bounds = (low, high) if low.size else None
-        self._limits = (int(low), int(high)) if low.size == 1 and not shape and dtype.kind in "iu" else None
+        if low.size == 1 and not shape and dtype.kind in "iu" and int(high) - int(low) < MOST_NUMBERS:
+            # NumPy's numbers, each made once, since that takes long, and nothing can change it; none for others.
+            self._number = {n: dtype.type(n) for n in range(int(low), int(high) + 1)}.__getitem__
 
     def use_kernel(self, kernel: Any) -> None:
         """For the C core's `step`."""
@@ -111,49 +120,56 @@ class Lanes:
         if self._in_use.locked():
             return layout.IN_USE
         slots = self._slot_bytes.tobytes()
-        idle = self._state_bytes.tobytes() == self._zeros and slots == slots[:1] * len(slots)
-        if not self._alone or run is None or self._alarmed or not idle or not self._takes(actions):
+        idle = self._state_bytes.tobytes() == self._zeros and slots == self._slots[slots[0]]
+        chosen = self._chosen(actions) if idle and self._alone and not self._alarmed and run is not None else None
+        if chosen is None:
             return layout.NOT_TAKEN
-        if not self._in_use.acquire(blocking=False):
+        if not self._in_use.acquire(False):
             return layout.IN_USE
-        counts, began = self._counts, time.monotonic_ns()
+        late, began = self._late, time.monotonic_ns()
         slot: int = (slots[0] + 1) % self._frames
-        counts[layout.POOL_CALLER_NS] += began - counts[layout.POOL_SINCE_NS]
+        late[layout.POOL_CALLER_NS] += began - self._since
         self._action[...] = actions
         self._state_bytes[:] = self._pending
         if slot != slots[0]:
-            self._slot.fill(slot)
+            self._slot_bytes[:] = self._slots[slot]
         if self._op_bytes.tobytes() != self._zeros:
-            self._op.fill(layout.OP_STEP)
+            self._op_bytes[:] = self._zeros
         if len(slots) > 1:
             np.add(self._requested, self._ones, self._requested)
         else:  # for which NumPy takes several times as long
-            self._requested[0] += self._ones[0]
+            self._sequences[0] += 1
         try:
-            done = run(True) if isinstance(getattr(run, "__self__", None), Block) else run()  # type: ignore[call-arg]
+            if run is not self._run:
+                self._run, owner = run, getattr(run, "__self__", None)
+                self._block = owner if isinstance(owner, Block) and owner.at_once else None
+            if self._block is not None:
+                self._block.run_all(slot, chosen, began)
+            elif run() < len(slots):  # type: ignore[misc]
+                return layout.COLLECT_TIMEOUT
         finally:
-            now = time.monotonic_ns()
-            counts[layout.POOL_WAIT_NS] += now - began
-            counts[layout.POOL_SINCE_NS] = now
+            self._since = now = time.monotonic_ns()
+            late[layout.POOL_WAIT_NS] += now - began
             self._in_use.release()
-        if done < len(self._zeros):
-            return layout.COLLECT_TIMEOUT
         self._state_bytes[:] = self._zeros
-        counts[layout.POOL_WAKE_NS] += now - self._done_ns.item(-1)
-        counts[layout.POOL_BATCHES] += 1
+        late[layout.POOL_WAKE_NS] += now - self._done_ns.item(-1)
+        late[layout.POOL_BATCHES] += 1
         self._taken = True
+        if now - began > SLOW_NS or late[layout.POOL_BATCHES] > MOST_LATE:
+            self.settle()
         status: bytes = self._status_rows[slot].tobytes()
         return slot if status == self._zeros else slot | functools.reduce(operator.or_, set(status)) << 8
 
-    def _takes(self, actions: Any) -> bool:
-        """Whether actions are exactly what the space says."""
-        array = self._action
-        if type(actions) is not np.ndarray or actions.dtype != array.dtype or actions.shape != array.shape:
-            return False
-        if self._limits is not None:
-            values, (low, high) = actions.tolist(), self._limits
-            return bool(low <= min(values) and max(values) <= high)
-        return self._bounds is None or outside("", actions, *self._bounds) == -1
+    def _chosen(self, actions: Any) -> Any:
+        """The action of each env, the env's own; None where they are not exactly what the space says."""
+        if type(actions) is not np.ndarray or (actions.dtype, actions.shape) != self._action_is:
+            return None
+        if self._number is not None:
+            try:
+                return [*map(self._number, actions.tolist())]
+            except KeyError:
+                return None
+        return actions.copy() if self._bounds is None or outside("", actions, *self._bounds) == -1 else None
 
     def post(self, ids: Array | None, op: int) -> int:
         """Ask lanes (None: all) for an operation. layout.POST_BUSY_LANE, with nothing touched, if one was not idle."""
@@ -171,24 +187,34 @@ class Lanes:
             if not self._posted_ns[worker]:
                 self._posted_ns[worker] = now
             self._bells[worker].ring()
-        self._counts[layout.POOL_SINCE_NS] = now
+        self._since = now
+        self.settle()
         return layout.POST_OK
 
     def arrive(self) -> None:
         """The caller has come back: it was elsewhere since its last call ended."""
         if not self._in_use.locked():
             now = time.monotonic_ns()
-            self._counts[layout.POOL_CALLER_NS] += now - self._counts[layout.POOL_SINCE_NS]
-            self._counts[layout.POOL_SINCE_NS] = now
-            self._taken = False
+            self._late[layout.POOL_CALLER_NS] += now - self._since
+            self._since, self._taken = now, False
+            self.settle()
 
     def handed(self) -> None:
         """What was taken is the caller's now: it was copied, or viewed, since it was taken."""
         if self._taken:
-            now = time.monotonic_ns()
-            self._counts[layout.POOL_COPY_NS] += now - self._counts[layout.POOL_SINCE_NS]
-            self._counts[layout.POOL_SINCE_NS] = now
-            self._taken = False
+            late, now = self._late, time.monotonic_ns()
+            late[layout.POOL_COPY_NS] += now - self._since
+            self._since, self._taken = now, False
+            if not late[layout.POOL_BATCHES]:
+                self.settle()
+
+    def settle(self) -> None:
+        """Write what was counted into the slab, where others read it. After quick steps that is put off."""
+        for counter, count in enumerate(self._late):
+            if count:
+                self._counts[counter] += count
+        self._late[:] = [0] * layout.POOL_WIDTH
+        self._counts[layout.POOL_SINCE_NS] = self._since
 
     def collect(
         self,
@@ -209,7 +235,7 @@ class Lanes:
             is COLLECT_TIMEOUT, COLLECT_ALARM or IN_USE. `spin_ns` is for the C core: Python that spins holds up
             the very threads it waits for.
         """
-        if not self._in_use.acquire(blocking=False):
+        if not self._in_use.acquire(False):
             return layout.IN_USE, 0, -1, 0
         began = time.monotonic_ns()
         try:
@@ -217,9 +243,9 @@ class Lanes:
                 run()
             ready = self._wait(need, wanted, deadline_ns)
         finally:
-            now = time.monotonic_ns()
-            self._counts[layout.POOL_WAIT_NS] += now - began
-            self._counts[layout.POOL_SINCE_NS] = now
+            self._since = now = time.monotonic_ns()
+            self._late[layout.POOL_WAIT_NS] += now - began
+            self.settle()
             self._in_use.release()
         if isinstance(ready, int):
             return ready, 0, -1, 0
@@ -240,10 +266,11 @@ class Lanes:
         finished = [int(done[owner == worker].max()) for worker in np.unique(owner)]
         last = max(finished)
         if not self._state.any():
-            self._counts[layout.POOL_STRAGGLER_NS] += last - sum(finished) // len(finished)
-        self._counts[layout.POOL_WAKE_NS] += max(0, now - last)
-        self._counts[layout.POOL_BATCHES] += 1
+            self._late[layout.POOL_STRAGGLER_NS] += last - sum(finished) // len(finished)
+        self._late[layout.POOL_WAKE_NS] += max(0, now - last)
+        self._late[layout.POOL_BATCHES] += 1
         self._taken = True
+        self.settle()
 
     def _wait(self, need: int, wanted: Array | None, deadline_ns: int) -> Array | int:
         while True:
@@ -305,3 +332,76 @@ def native_block(
         slab.memory, worker, plan.lanes, start, stop, autoreset, publish_each, action_kind, plan.offsets,
         leaves, steps, actions, callbacks,
     )  # fmt: skip
+
+
+# ---- the core's functions on arrays: bounds of actions, running moments, rows of agents ---------------------------
+
+
+def outside(kind: str, values: Array, low: Array, high: Array) -> int:
+    """The flat index of the first value outside its bounds (a NaN is outside), -1 for none."""
+    inside = (values >= low) & (values <= high)
+    return -1 if inside.all() else int(np.argmin(inside))
+
+
+def merge(kind: str, values: Array, mean: Array, var: Array, count: float) -> float:
+    """Take the rows of `values` into a running mean and variance, in place, of `count` rows so far; the new count."""
+    rows = values.reshape(-1, *mean.shape)
+    if len(rows) == 0:
+        return count
+    total = count + len(rows)
+    share = len(rows) / total
+    fresh = np.add.reduce(rows, 0, np.float64) / len(rows)
+    centred = rows - fresh
+    delta = fresh - mean
+    spread = np.add.reduce(centred * centred, 0) / len(rows)
+    var[...] = var * (1.0 - share) + spread * share + delta * delta * (share * (1.0 - share))
+    mean += delta * share
+    return total
+
+
+def standardize(kind: str, values: Array, mean: Array, var: Array, epsilon: float, limit: float, out: Array) -> None:
+    """Write (values - mean) / sqrt(var + epsilon), within [-limit, limit], into `out`."""
+    result = (values.reshape(-1, *mean.shape) - mean) / np.sqrt(var + epsilon)
+    out[...] = np.maximum(np.minimum(result, limit), -limit).reshape(out.shape)
+
+
+def write_rows(
+    names: tuple[Any, ...],
+    rows: tuple[int, ...],
+    observations: Any,
+    rewards: Any,
+    terminated: Any,
+    truncated: Any,
+    reward: Array,
+    targets: tuple[Array, ...],
+    paths: tuple[tuple[Any, ...], ...],
+) -> bool:
+    """Write what agents answer, given as dicts by agent, into these rows of a batch.
+
+    Args:
+        reward: of the batch, and so are `targets`, one for each leaf of the observations; `paths` lead to the leaves.
+
+    Returns:
+        False where one of them has ended, or anything is not exactly as the batch has it; some may have been written.
+    """
+    try:
+        for name, row in zip(names, rows, strict=True):
+            if terminated.get(name) or truncated.get(name):
+                return False
+            reward[row] = rewards[name]
+            for target, path in zip(targets, paths, strict=True):
+                value = observations[name]
+                for key in path:
+                    value = value[key]
+                if not _fits_row(value, target):
+                    return False
+                target[row] = value
+    except Exception:
+        return False  # the caller then writes row by row, and says what is wrong
+    return True
+
+
+def _fits_row(value: Any, target: Array) -> bool:
+    if target.ndim == 1:
+        return target.dtype == np.int64 and isinstance(value, int | np.integer)
+    return isinstance(value, np.ndarray) and value.dtype == target.dtype and value.shape == target.shape[1:]

@@ -1,6 +1,6 @@
 """The worker's side of the slab in plain Python; the C core's is step_block.h, and behaves alike, call by call.
 
-The caller's own block steps all its lanes in one pass (`_pass_over_all`): it writes what all lanes have in common by
+The caller's own block steps all its lanes in one pass (`run_all`): it writes what all lanes have in common by
 NumPy, and the rest by memoryviews, which read and write a number several times as fast as arrays do. Workers in other
 threads and processes answer lane by lane (`_answer_each`), because the learner waits for each answer.
 """
@@ -21,6 +21,7 @@ from shoal.native.counters import WorkerCounters, flat
 __all__ = ["Bell", "Block", "seconds_left"]
 
 Array = npt.NDArray[Any]
+STAT_AT = layout.STAT_AT
 FEW = 4  # lanes below which loops in Python take less time than calls of NumPy
 
 
@@ -72,11 +73,12 @@ class Block:
         bell: Bell,
     ):
         self._start, self._stop, self._autoreset, self._publish_each = start, stop, autoreset, publish_each
+        self._same_step = autoreset == layout.AUTORESET_SAME_STEP
         self._action_kind, self._actions, self._steps = action_kind, actions, steps
         self._special, self._finish, self._note, self._store, self._failed, self._flush = callbacks
         self._pool_bell, self._bell = pool_bell, bell
         self._lane_count = slab.layout.lanes
-        self._at_once = getattr(bell, "silent", False) and action_kind != layout.ACTION_CALL
+        self.at_once = getattr(bell, "silent", False) and action_kind != layout.ACTION_CALL
         arrays = {row.name: slab.array(row.name) for row in layout.FIELDS if row.name in slab.layout.fields}
         self._requested, self._answered = flat(arrays["requested"]), flat(arrays["answered"])
         self._op, self._slot, self._done_ns = (flat(arrays[name]) for name in ("op", "slot", "done_ns"))
@@ -92,7 +94,7 @@ class Block:
         self._was_reset, self._waking, self._noted = False, 0, False
         self._own = range(start, stop)
         self._prepare_leaves(slab, leaves)
-        self._prepare_pass(arrays)
+        self._prepare_pass(slab, arrays)
 
     def _prepare_leaves(self, slab: Any, leaves: tuple[tuple[Any, ...], ...]) -> None:
         """Arrays [frames, lanes, ...] for the leaves; none where one of them is for the callback `store`."""
@@ -116,21 +118,27 @@ class Block:
         if rows:
             self._rows = [[flat(array[lane]) for lane in self._own] for array in arrays]
 
-    def _prepare_pass(self, arrays: dict[str, Array]) -> None:
+    def _prepare_pass(self, slab: Any, arrays: dict[str, Array]) -> None:
         """Views of the lanes of this block, for passes over all of them: making a view costs more than using it."""
         own, count, frames = slice(self._start, self._stop), len(self._own), range(len(arrays["reward"]))
         self._zeros, self._ones = bytes(count), np.ones(count, np.int64)
-        self._own_requested, self._own_answered = arrays["requested"][own], arrays["answered"][own]
+        self._own_requested, self._own_answered = flat(arrays["requested"][own]), flat(arrays["answered"][own])
         self._own_done_ns = arrays["done_ns"][own]
         self._own_runs = arrays["run_return"][own], arrays["run_length"][own]
+        self._run_views = [flat(runs) for runs in self._own_runs]
         self._own_ended = flat(arrays["ended"][own])
         self._own_op, self._own_slot = flat(arrays["op"][own]), flat(arrays["slot"][own])
-        self._own_actions: Any = self._actions[own] if self._at_once else None
-        whole_numbers = self._at_once and self._action_kind == layout.ACTION_SCALAR and self._actions.dtype.kind in "iu"
-        self._numbers = _Numbers(self._actions.dtype.type) if whole_numbers else None
-        flags, totals = ("terminated", "truncated", "began", "status"), ("reward", "episode_return", "episode_length")
-        self._own_flags = [[flat(arrays[name][i, own].view(np.uint8)) for name in flags] for i in frames]
-        self._own_totals = [tuple(arrays[name][i, own] for name in totals) for i in frames]
+        self._own_actions: Any = self._actions[own] if self.at_once else None
+        totals = "episode_return", "episode_length"
+        # The four flags follow each other in the layout's table, each as long as the others.
+        first, second = (slab.layout.fields[name].offset for name in ("terminated", "truncated"))
+        starts = [first + frame * self._lane_count + self._start for frame in frames]
+        self._own_flags: list[Array] = [
+            np.ndarray((4, count), np.uint8, slab.memory, start, (second - first, 1)) for start in starts
+        ]
+        self._places = [range(start, start + count) for start in (i * self._lane_count + self._start for i in frames)]
+        self._own_rewards = list(arrays["reward"][:, own])
+        self._own_totals = [[flat(arrays[name][i, own]) for name in totals] for i in frames]
 
     # ---- requests --------------------------------------------------------------------------------------------
 
@@ -181,28 +189,16 @@ class Block:
 
     # ---- a pass ----------------------------------------------------------------------------------------------
 
-    def run(self, whole: bool = False) -> int:
-        """Step every lane that was asked for; returns how many. Raises only what `failed` or `flush` raises.
-
-        Args:
-            whole: this is the caller's own block, and it has just asked all lanes to step into one frame.
-        """
-        self._stepped, self._clock = 0, time.monotonic_ns()
-        began = self._clock
-        waking = 0 if whole else self._counters.waking(began)
-        asked = self._own if whole else self._asked()
-        try:
-            if self._at_once and (whole or self._is_whole(asked)):
-                self._pass_over_all(self._slot[self._start], whole and not self._counters.slow)
-            else:
-                self._answer_each(asked)
-        finally:
-            if self._stepped:
-                self._counters.passed(self._stepped, waking, began, self._clock)
-                if not self._publish_each:
-                    self._pool_bell.ring()
-        if self._noted:
-            self._send_notes()
+    def run(self) -> int:
+        """Step every lane that was asked for; returns how many. Raises only what `failed` or `flush` raises."""
+        began = time.monotonic_ns()
+        waking, asked = self._counters.waking(began), self._asked()
+        if self.at_once and self._is_whole(asked):
+            self.run_all(self._slot[self._start], self._own_actions.copy(), began, waking)
+        else:
+            self._answer_each(asked, began, waking)
+            if self._noted:
+                self._send_notes()
         return len(asked)
 
     def _send_notes(self) -> None:
@@ -213,26 +209,32 @@ class Block:
         """Say which lane is being stepped (`lane` + 1, 0 for none), and since when."""
         self._stats[layout.STAT_SINCE_NS], self._stats[layout.STAT_AT] = since, lane
 
-    def _answer_each(self, asked: Sequence[int]) -> None:
+    def _answer_each(self, asked: Sequence[int], began: int, waking: int) -> None:
         """Step lanes one by one; each answers at once."""
-        clock = self._clock
-        for lane in asked:
-            sequence, slot = self._requested[lane], self._slot[lane]
-            self._show(lane + 1, clock)
-            try:
-                self._step(lane, slot)
-            except BaseException as error:
-                self._fail(lane, slot, error)
-            since = clock
-            self._done_ns[lane] = self._clock = clock = time.monotonic_ns()
-            self._count(lane, clock - since)
-            self._answered[lane] = sequence
-            self._stepped += 1
-            if self._publish_each:
-                self._pool_bell.ring()
-                if self._noted:
-                    self._send_notes()
-                clock = time.monotonic_ns()  # the next env did not take that time
+        clock, stepped = began, 0
+        try:
+            for lane in asked:
+                sequence, slot = self._requested[lane], self._slot[lane]
+                self._show(lane + 1, clock)
+                try:
+                    self._step(lane, slot)
+                except BaseException as error:
+                    self._fail(lane, slot, error)
+                since = clock
+                self._done_ns[lane] = clock = time.monotonic_ns()
+                self._count(lane, clock - since)
+                self._answered[lane] = sequence
+                stepped += 1
+                if self._publish_each:
+                    self._pool_bell.ring()
+                    if self._noted:
+                        self._send_notes()
+                    clock = time.monotonic_ns()  # the next env did not take that time
+        finally:
+            if stepped:
+                self._counters.passed(stepped, waking, began, clock)
+                if not self._publish_each:
+                    self._pool_bell.ring()
 
     def _count(self, lane: int, ns: int) -> None:
         """A lane is about to answer. Resets that the caller asked for are no steps."""
@@ -282,16 +284,22 @@ class Block:
         except (TypeError, ValueError):
             self._reward[at] = _number(reward)
         if terminated or truncated:
-            self._terminated[at], self._truncated[at] = bool(terminated), bool(truncated)
-            self._counters.episodes(1, self._run_return[lane] + self._reward[at], self._run_length[lane] + 1)
-            if self._autoreset == layout.AUTORESET_SAME_STEP:
+            self._end(lane, at, terminated, truncated)
+            if self._same_step:
                 self._move_on(lane, at)
                 self._reset(self._finish, lane, slot, observation, info)
                 return False
-            self._ended[lane] = 1
         self._write(lane, slot, observation)
-        self._add_note(lane, slot, info)
+        if not isinstance(info, dict) or info:
+            self._add_note(lane, slot, info)
         return True
+
+    def _end(self, lane: int, at: int, terminated: Any, truncated: Any) -> None:
+        """Note that a step, whose reward is written, has ended the episode."""
+        self._terminated[at], self._truncated[at] = bool(terminated), bool(truncated)
+        self._counters.episodes(1, self._run_return[lane] + self._reward[at], self._run_length[lane] + 1)
+        if not self._same_step:
+            self._ended[lane] = 1
 
     def _reset(self, callback: Callable[..., None], *args: Any) -> None:
         """Begin an episode by a callback; its time is that of a reset."""
@@ -308,18 +316,16 @@ class Block:
 
     def _write(self, lane: int, slot: int, observation: Any) -> None:
         """Write an observation; the callback `store` does it where a leaf is not exactly as its space says."""
-        if not self._plain:
-            self._noted = True
-        elif self._row_written(lane, slot, observation) or self._leaves_written(lane, slot, observation):
-            return
-        self._store(lane, slot, observation)
-
-    def _row_written(self, lane: int, slot: int, observation: Any) -> bool:
         try:
             self._rows[slot][lane - self._start][:] = observation
+            return
         except (TypeError, ValueError, BufferError):
-            return False
-        return True
+            pass
+        if not self._plain:
+            self._noted = True
+        elif self._leaves_written(lane, slot, observation):
+            return
+        self._store(lane, slot, observation)
 
     def _leaves_written(self, lane: int, slot: int, observation: Any) -> bool:
         try:
@@ -337,9 +343,8 @@ class Block:
         return True
 
     def _add_note(self, lane: int, slot: int, info: Any) -> None:
-        if not isinstance(info, dict) or info:
-            self._noted = True
-            self._note(lane, slot, info)
+        self._noted = True
+        self._note(lane, slot, info)
 
     def begin(self, lane: int, slot: int, observation: Any, info: Any, fresh: bool) -> None:
         """Write the first observation of an episode.
@@ -362,7 +367,8 @@ class Block:
         self._run_return[lane] = 0.0
         self._stats[layout.STAT_EPISODES] += 1
         self._write(lane, slot, observation)
-        self._add_note(lane, slot, info)
+        if not isinstance(info, dict) or info:
+            self._add_note(lane, slot, info)
 
     # ---- all lanes at once -----------------------------------------------------------------------------------
 
@@ -372,44 +378,50 @@ class Block:
         whole = len(asked) == len(self._own) and slots == slots[:1] * len(slots)
         return whole and self._own_op.tobytes() == self._zeros
 
-    def _pass_over_all(self, slot: int, quick: bool) -> None:
-        """Step all lanes into one frame; none of them answers before the pass is over, or interrupted.
+    def run_all(self, slot: int, actions: Any, began: int, waking: int | None = None) -> None:
+        """Step all lanes, which were asked for, into one frame; none answers before the pass is over, or interrupted.
+
+        No bell is rung: the caller looks at its own block when this returns.
 
         Args:
-            quick: envs are so quick that to read the clock for each would matter.
+            actions: one for each lane, the env's own.
+            began, waking: when the pass began, and how long it was waited for; None where the caller has just asked.
         """
-        base, stats, rewards, at = slot * self._lane_count, self._stats, self._reward, layout.STAT_AT
-        for flags in self._own_flags[slot]:
-            flags[:] = self._zeros
+        stats, rewards = self._stats, self._reward
+        self._own_flags[slot].fill(0)
         # Lanes that must be reset first; none where no episode has ended, or the caller resets.
-        next_step = self._autoreset == layout.AUTORESET_NEXT_STEP and self._own_ended.tobytes() != self._zeros
-        ended = self._own_ended.tobytes() if next_step else self._zeros
-        # As in `_action`: numbers, or rows of a copy.
-        if self._numbers is not None:
-            actions = map(self._numbers.__getitem__, self._own_actions.tolist())
-        else:
-            actions = iter(self._own_actions.copy())
-        clocks = None if quick else [self._clock]
+        ended = self._own_ended.tobytes() if self._autoreset == layout.AUTORESET_NEXT_STEP else self._zeros
+        # Envs may be so quick that to read the clock for each would matter.
+        clocks = [began] if self._counters.slow or waking is not None else None
         done, apart = self._start, []  # apart: lanes that have moved on by themselves, or not at all
-        stats[layout.STAT_SINCE_NS] = self._clock
+        stats[layout.STAT_SINCE_NS] = began
         try:
-            for step, action, row, reset in zip(self._steps, actions, self._rows[slot], ended, strict=True):
-                stats[at] = done + 1
+            for step, action, row, reset, at in zip(
+                self._steps, actions, self._rows[slot], ended, self._places[slot], strict=True
+            ):
+                stats[STAT_AT] = done + 1
                 try:
                     if reset:
-                        apart.append(done)
                         self._reset(self._special, done, slot, layout.OP_STEP)
+                        self._run_length[done] = -1  # to move on from, with a reward of 0
                     else:
                         result = step(action)
                         try:  # the common case; `_accept` does the same with more care
                             observation, reward, terminated, truncated, info = result
-                            plain = not (terminated or truncated or info) and type(info) is dict
+                            plain = type(info) is dict and type(result) is tuple
                             if plain:
-                                rewards[base + done] = reward
+                                rewards[at] = reward
                                 row[:] = observation
+                                if terminated or truncated:
+                                    plain = not self._same_step
+                                    if plain:
+                                        self._end(done, at, terminated, truncated)
                         except (TypeError, ValueError, BufferError):
                             plain = False
-                        if not (plain and type(result) is tuple) and not self._accept(done, slot, base + done, result):
+                        if plain:
+                            if info:
+                                self._add_note(done, slot, info)
+                        elif not self._accept(done, slot, at, result):
                             apart.append(done)
                 except BaseException as error:
                     apart.append(done)
@@ -419,45 +431,33 @@ class Block:
                     stats[layout.STAT_SINCE_NS] = clock = time.monotonic_ns()
                     clocks.append(clock)
         finally:
-            self._settle(slot, done - self._start, apart, clocks)
+            now = time.monotonic_ns()
+            self._settle(slot, done - self._start, apart, now)
+            self._counters.passed_over(done - self._start, waking or 0, began, now, clocks)
+        if self._noted:
+            self._send_notes()
 
-    def _settle(self, slot: int, done: int, apart: list[int], clocks: list[int] | None) -> None:
+    def _settle(self, slot: int, done: int, apart: list[int], now: int) -> None:
         """Move on the episodes of the lanes that were stepped, but for those that are `apart`; then they answer."""
-        began, self._clock, self._stepped = self._clock, time.monotonic_ns(), done
-        self._counters.stepped(done, self._clock - began, clocks)
-        base, count = slot * self._lane_count, len(self._own)
-        if done < count or count < FEW:
-            for lane in self._own[:done]:
+        base = slot * self._lane_count
+        if done < FEW or done < len(self._own):
+            for lane in range(self._start, self._start + done):
                 if lane not in apart:
                     self._move_on(lane, base + lane)
-                self._done_ns[lane], self._answered[lane] = self._clock, self._requested[lane]
+                self._done_ns[lane] = now
+                self._answered[lane] = self._requested[lane]
             return
         kept = [(lane, self._run_return[lane], self._run_length[lane], self._episode_return[base + lane],
                  self._episode_length[base + lane]) for lane in apart]  # fmt: skip
-        (run_return, run_length), (reward, episode_return, episode_length) = self._own_runs, self._own_totals[slot]
-        np.add(run_return, reward, episode_return)
-        np.add(run_length, self._ones, episode_length)
-        run_return[:] = episode_return
-        run_length[:] = episode_length
+        (run_return, run_length), (episode_return, episode_length) = self._own_runs, self._own_totals[slot]
+        np.add(run_return, self._own_rewards[slot], run_return)
+        np.add(run_length, self._ones, run_length)
+        episode_return[:], episode_length[:] = self._run_views
         for lane, *values in kept:
             (self._run_return[lane], self._run_length[lane],
              self._episode_return[base + lane], self._episode_length[base + lane]) = values  # fmt: skip
-        self._own_done_ns.fill(self._clock)
+        self._own_done_ns.fill(now)
         self._own_answered[:] = self._own_requested
-
-
-class _Numbers(dict[Any, Any]):
-    """Python's whole numbers as NumPy's. Each is made once, since that takes long, and nothing can change it."""
-
-    def __init__(self, kind: type):
-        super().__init__()
-        self._kind = kind
-
-    def __missing__(self, number: Any) -> Any:
-        made = self._kind(number)
-        if len(self) < 4096:
-            self[number] = made
-        return made
 
 
 def _number(reward: Any) -> float:

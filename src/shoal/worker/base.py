@@ -153,8 +153,12 @@ class Stepper:
 
     def _add_note(self, lane: int, slot: int, status: int, **parts: Any) -> None:
         """Keep a part of an answer for the side channel, and mark the answer."""
-        note = self._notes.get(lane) or Note(lane, int(self._requested[lane]), {}, [], None)
-        self._notes[lane] = note._replace(**parts)
+        note = self._notes.get(lane)
+        if note is None:  # as a rule, and quicker than to replace parts of an empty one
+            get, sequence = parts.get, self._requested.item(lane)
+            self._notes[lane] = Note(lane, sequence, get("info", {}), get("objects", []), get("error"))
+        else:
+            self._notes[lane] = note._replace(**parts)
         self._status[slot, lane] |= status
 
     def flush(self) -> None:

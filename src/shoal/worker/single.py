@@ -81,13 +81,14 @@ class SingleStepper(Stepper):
         self._during = "reset"
         if op == native.OP_RESET:
             (seed,), options = self._asked_reset(place, [lane])
-            observation, info = _reset(place.env, options, seed=seed)
+            observation, info = _checked(place.env.reset(seed=seed, **_given(options)))
         elif place.seeds is not None:
-            observation, info = _reset(place.env, seed=place.seeds[0])
+            observation, info = _checked(place.env.reset(seed=place.seeds[0]))
         else:
-            observation, info = _reset(place.env)
+            observation, info = _checked(place.env.reset())
         self.core.begin(lane, slot, observation, info, True)
-        self._forget_commands([lane])
+        if self._resets or self._orders:
+            self._forget_commands([lane])
         place.seeds = None
         self._during = "step"
 
@@ -102,7 +103,7 @@ class SingleStepper(Stepper):
         else:
             final = {"final_obs": own_copy(observation), "final_info": own_copy(info)}
         self._during = "reset"
-        observation, reset_info = _reset(self.envs[lane - self.start])
+        observation, reset_info = _checked(self.envs[lane - self.start].reset())
         self.core.begin(lane, slot, observation, {**final, **reset_info}, False)
         self._during = "step"
 
@@ -146,14 +147,14 @@ class SingleStepper(Stepper):
         (order,), slot = orders, where
         report = {RESTART_INFO: order.report}
         if order.begin:
-            observation, info = _reset(place.env, order.options, seed=order.seed)
+            observation, info = _checked(place.env.reset(seed=order.seed, **_given(order.options)))
             self.core.begin(order.lane, slot, observation, {**info, **report}, True)
             place.seeds = None
             return
         self._cut_short(order, slot)
         if self.rule.resets_at_once:
             final = {"final_obs": self._last_observation(order), "final_info": {}}
-            observation, info = _reset(place.env, seed=order.seed)
+            observation, info = _checked(place.env.reset(seed=order.seed))
             self.core.begin(order.lane, slot, observation, {**final, **info, **report}, False)
             place.seeds = None
         else:
@@ -180,9 +181,13 @@ class SingleStepper(Stepper):
         return assemble(self._observation_space, values)
 
 
-def _reset(env: Any, options: dict[str, Any] | None = None, **seed: Any) -> tuple[Any, Any]:
-    """Reset the env; options are passed on only if there are any, because not every env takes them."""
-    result = env.reset(**seed) if options is None else env.reset(**seed, options=options)
+def _given(options: dict[str, Any] | None) -> dict[str, Any]:
+    """Return options as an argument of reset, if there are any: not every env takes them."""
+    return {} if options is None else {"options": options}
+
+
+def _checked(result: Any) -> tuple[Any, Any]:
+    """What a reset returns."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise TypeError(f"reset must return a tuple (obs, info), got {result!r:.200}")
     return result

@@ -1,6 +1,6 @@
 """Makes what follows from the layout table: the C header `layout.h` and the tables in docs/architecture.md.
 
-    python -m shoal.native.generate
+    python tools/generate_layout.py
 
 writes both, in a checkout of the repository. A test compares the files with the table.
 """
@@ -14,14 +14,15 @@ from shoal.native import layout
 
 __all__ = ["c_header", "documented", "markdown"]
 
-HEADER = Path(__file__).with_name("layout.h")
-DOCS = Path(__file__).parents[3] / "docs" / "architecture.md"
-BEGIN = "<!-- layout table: made by python -m shoal.native.generate -->"
+ROOT = Path(__file__).parents[1]
+HEADER = ROOT / "src" / "shoal" / "native" / "layout.h"
+DOCS = ROOT / "docs" / "architecture.md"
+BEGIN = "<!-- layout table: made by python tools/generate_layout.py -->"
 END = "<!-- end of the layout table -->"
 C_TYPES = {"u1": "uint8_t", "?": "uint8_t", "u4": "uint32_t", "u8": "uint64_t", "i8": "int64_t", "f8": "double"}
 
 _TEXT = """\
-/* Made by `python -m shoal.native.generate` from the table in layout.py: do not edit. */
+/* Made by `python tools/generate_layout.py` from the table in layout.py: do not edit. */
 #ifndef SHOAL_LAYOUT_H
 #define SHOAL_LAYOUT_H
 
