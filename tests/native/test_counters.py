@@ -253,7 +253,7 @@ def test_copying_is_counted_once(kind: str) -> None:
 def test_a_wait_is_counted_whatever_it_brings(kind: str) -> None:
     rig = Rig(kind, lanes=2)
     rig.lanes.post(None, OP_STEP)
-    assert rig.collect(2, deadline_ns=time.monotonic_ns() + 5 * MS)[0][0] < 0
+    assert rig.collect(2, deadline_ns=time.monotonic_ns() + 50 * MS)[0][0] < 0
     assert pool(rig)[POOL_WAIT_NS] >= 4 * MS
     assert pool(rig)[POOL_BATCHES] == 0
     rig.results[0] = step_of(0.005)
