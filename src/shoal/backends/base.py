@@ -83,8 +83,8 @@ class Worker(ABC):
         """What the twin rings to wake it."""
 
     @abstractmethod
-    def launch(self) -> None:
-        """Begin to build the envs; does not wait."""
+    def launch(self, deadline: Deadline) -> None:
+        """Begin to build the envs; does not wait for them."""
 
     @abstractmethod
     def built(self, deadline: Deadline) -> BlockSummary:

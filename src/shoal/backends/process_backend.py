@@ -47,14 +47,10 @@ class ProcessBackend(Backend):
         return self._new_process(block, DEFAULT_START_METHOD if method == "fork" else method)
 
     def _new_process(self, block: BlockSpec, start_method: str) -> ProcessWorker:
-        return ProcessWorker(replace(block, env_fns=self._pickled[block.index]), self._registry, start_method)
-
-    def launch(self, worker: Worker) -> None:
-        if isinstance(worker, ProcessWorker):
-            # A fork inherits the channels to those before it, which must not outlive the caller there.
-            worker.launch([other.connection.fileno() for other in self._processes if other is not worker])
-        else:
-            worker.launch()
+        worker = ProcessWorker(replace(block, env_fns=self._pickled[block.index]), self._registry, start_method)
+        # A fork inherits the channels to those before it, which must not outlive the caller there.
+        worker.inherited = [other.connection for other in self._processes]
+        return worker
 
     @property
     def shares_slab(self) -> bool:

@@ -68,7 +68,7 @@ class ThreadWorker(Worker):
     def bell(self) -> EventBell:
         return self._bell
 
-    def launch(self) -> None:
+    def launch(self, deadline: Deadline) -> None:
         self._thread.start()
 
     def built(self, deadline: Deadline) -> BlockSummary:

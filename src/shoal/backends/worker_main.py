@@ -31,6 +31,7 @@ from shoal.worker.building import BuildError, build_envs, close_envs
 from shoal.worker.make import make_stepper
 from shoal.worker.measurement import time_steps
 
+LIMIT_OF_PROCESSES = "the limit of processes and threads is reached (ulimit -u, or pids.max of the control group)"
 BUILDING_BYTES = 8  # at the beginning of a crash log
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
@@ -108,45 +109,32 @@ class Outbox:
             self._thread.join()
 
 
-class SharedFile:
-    """A descriptor that travels to a worker with its start."""
-
-    def __init__(self, fd: int):
-        self.fd = fd
-
-    def __reduce__(self) -> Any:
-        return _open_shared, (reduction.DupFd(self.fd),)
-
-
-def _open_shared(handle: Any) -> SharedFile:
-    return SharedFile(handle.detach())
-
-
 def encode_building(env_id: int) -> bytes:
     """The first bytes of a crash log: which env is being built, -1 for none yet."""
     return env_id.to_bytes(BUILDING_BYTES, "little", signed=True)
 
 
-def main(connection: Connection, assignment: bytes, inherited: list[int], crash_log: SharedFile) -> None:
+def main(connection: Connection, assignment: bytes, crash_log: int) -> None:
     """The process's life.
 
     Args:
-        inherited: descriptors of the caller's that a fork brought along.
         crash_log: where the Python stack goes when the process crashes, or is asked for it. Its first bytes say which
             env is being built.
     """
-    for fd in inherited:
-        os.close(fd)
-    faulthandler.enable(file=crash_log.fd)
+    faulthandler.enable(file=crash_log)
     if STACK_SIGNAL is not None:
-        faulthandler.register(STACK_SIGNAL, file=crash_log.fd)
+        faulthandler.register(STACK_SIGNAL, file=crash_log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which then closes this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
+    try:
+        threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
+    except RuntimeError as error:  # the system has no room for it
+        connection.send_bytes(dumps((None, f"{error}: {LIMIT_OF_PROCESSES}")))
+        return
     # An error in the channel means that the caller is gone, or has closed it: there is nothing left to say.
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            _work(connection, cloudpickle.loads(assignment), crash_log.fd)
+            _work(connection, cloudpickle.loads(assignment), crash_log)
     finally:
         processes.end_descendants()  # multiprocessing would wait for its own; the caller ends those that have left us
 

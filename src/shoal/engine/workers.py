@@ -93,7 +93,7 @@ class Workers:
         """Start all workers and wait until their envs are built."""
         try:
             for worker in self._all:
-                self.backend.launch(worker)
+                self.backend.launch(worker, deadline)
             # The caller's own block last, while the others build theirs.
             order = sorted(self._all, key=lambda worker: worker is self.inline)
             self._summaries = _built(order, deadline)
@@ -202,7 +202,7 @@ class Workers:
         index = old.index
         deadline = Deadline.after(self._start_timeout)
         worker = replacement.worker = self.backend.new_successor(self._env_blocks[index])
-        self.backend.launch(worker)
+        self.backend.launch(worker, deadline)
         summary = _built([worker], deadline)[index]
         if _shape(summary) != _shape(self._summaries[index]):
             raise SpaceMismatch(f"the envs of worker {index} have other spaces than before its restart")

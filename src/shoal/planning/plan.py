@@ -214,7 +214,7 @@ def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measuremen
         BlockSpec(0, 0, 1, pickle_env_fns([env_fn])), registry_additions(), start_method, {MEASURING: "1"}
     )
     try:
-        worker.launch()
+        worker.launch(deadline)
         worker.built(deadline)
         return worker.probe(deadline)
     finally:
