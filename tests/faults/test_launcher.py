@@ -178,7 +178,7 @@ LIMITED = """
     used = len(os.listdir("/proc/self/task"))
     def descriptors():
         return len(os.listdir("/proc/self/fd"))
-    for room in (0, 1, 2, 3, 4, 6):
+    for room in (0, 2, 5):
         if os.fork():
             os.wait()
             continue
@@ -208,7 +208,7 @@ def test_a_limit_of_processes_is_named_and_nothing_is_lost(backend: str, method:
     user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={caps}", f"--ambient-caps={caps}"]
     done = run(LIMITED.format(backend=backend, method=method), user)
     lines = done.stdout.splitlines()
-    assert len(lines) == 12, done.stdout + done.stderr
+    assert len(lines) == 6, done.stdout + done.stderr
     assert set(lines) <= {"works", "named"}, done.stdout + done.stderr
     assert "named" in lines
 

@@ -8,7 +8,6 @@ nothing of the caller's own multiprocessing set-up is touched.
 from __future__ import annotations
 
 import contextlib
-import errno
 import multiprocessing
 import os
 import pickle
@@ -26,16 +25,11 @@ from shoal.backends.launcher import REPORT, Preparation, run, start_interpreter
 from shoal.errors import StartError, StepTimeout
 from shoal.memory.slab import anonymous_file
 from shoal.support.deadline import Deadline
+from shoal.support.limits import explain
 
 START_METHODS = tuple(m for m in ("forkserver", "spawn", "fork") if m in multiprocessing.get_all_start_methods())
 DEFAULT_START_METHOD = START_METHODS[0]
 PRELOAD = ["numpy", "gymnasium", "gymnasium.envs.classic_control", "cloudpickle", "shoal.backends.worker_main"]
-HINTS = {
-    errno.EAGAIN: "the limit of processes is reached (ulimit -u, or pids.max of the control group)",
-    errno.EMFILE: "this process has too many open files (ulimit -n)",
-    errno.ENFILE: "the system has too many open files",
-    errno.ENOMEM: "the system has too little memory",
-}
 
 
 @dataclass(frozen=True)
@@ -237,8 +231,7 @@ def start_process(method: str, start: WorkerStart, deadline: Deadline) -> Worker
     except OSError as error:
         if isinstance(error, StepTimeout | StartError):
             raise
-        hint = HINTS.get(error.errno or 0, error.strerror or str(error))
-        raise StartError(f"could not start the process {start.name}: {hint}; use fewer workers") from error
+        raise StartError(f"could not start the process {start.name}: {explain(error)}; use fewer workers") from error
 
 
 def _launch(method: str, start: WorkerStart, deadline: Deadline) -> WorkerProcess:

@@ -200,7 +200,7 @@ def start_interpreter(function: str, fds: list[int], *more: int) -> int:
     numbers = ", ".join(map(str, (*fds, *more)))
     code = f"import sys; sys.path[:] = {search_path()!r}; from {__name__} import {function}; {function}({numbers})"
     command = [sys.executable, *util._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
-    return util.spawnv_passfds(os.fsencode(sys.executable), command, fds)  # type: ignore[attr-defined]
+    return util.spawnv_passfds(os.fsencode(sys.executable), command, fds)
 
 
 def search_path() -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection
 
 from shoal.backends.processes import ProcessWorker, closed_descriptor
+from shoal.support.limits import start_thread
 
 LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
 
@@ -50,7 +51,12 @@ class Supervisor:
         self._leaving = False
         self._dead: list[ProcessWorker] = []
         self._thread = threading.Thread(target=self._watch, name="shoal-supervisor", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            os.close(self._reader)
+            os.close(self._writer)
+            raise
 
     def watch(self, worker: ProcessWorker) -> None:
         """Watch over one more."""

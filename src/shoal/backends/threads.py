@@ -16,6 +16,7 @@ from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
+from shoal.support.limits import start_thread
 from shoal.worker.base import EnvBlock, WorkerChannel
 from shoal.worker.building import BuildError, build_envs, close_envs, refuse_shared
 from shoal.worker.make import make_stepper
@@ -69,7 +70,7 @@ class ThreadWorker(Worker):
         return self._bell
 
     def launch(self, deadline: Deadline) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def built(self, deadline: Deadline) -> BlockSummary:
         answer = self.receive(deadline)

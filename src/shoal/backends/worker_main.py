@@ -21,17 +21,18 @@ import cloudpickle
 from shoal import native
 from shoal.backends.mail import pack
 from shoal.envs.functions import install_registry
+from shoal.errors import StartError
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import dumps, pack_error
 from shoal.memory.slab import Layout, Slab
 from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
+from shoal.support.limits import start_thread
 from shoal.worker.base import EnvBlock, WorkerChannel
 from shoal.worker.building import BuildError, build_envs, close_envs
 from shoal.worker.make import make_stepper
 from shoal.worker.measurement import time_steps
 
-LIMIT_OF_PROCESSES = "the limit of processes and threads is reached (ulimit -u, or pids.max of the control group)"
 BUILDING_BYTES = 8  # at the beginning of a crash log
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
@@ -127,9 +128,9 @@ def main(connection: Connection, assignment: bytes, crash_log: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which then closes this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
-    except RuntimeError as error:  # the system has no room for it
-        connection.send_bytes(dumps((None, f"{error}: {LIMIT_OF_PROCESSES}")))
+        start_thread(threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True))
+    except StartError as error:
+        connection.send_bytes(dumps((None, str(error))))
         return
     # An error in the channel means that the caller is gone, or has closed it: there is nothing left to say.
     try:
