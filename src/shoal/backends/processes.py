@@ -21,12 +21,11 @@ from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.launch import WorkerProcess, WorkerStart, start_process
 from shoal.backends.mail import unpack
 from shoal.backends.worker_main import (
-    BUILDING_BYTES,
     DING,
+    HEAD,
     STACK_SIGNAL,
     Assignment,
     ConnectionBell,
-    encode_building,
 )
 from shoal.errors import StartError, WorkerDied
 from shoal.memory.messages import BlockSummary, StepperConfig
@@ -63,8 +62,8 @@ class ProcessWorker(Worker):
         self._self: processes.Process | None = None  # tells it from a later process of the same pid
         self.inherited: Sequence[connection.Connection] = ()  # channels to other workers, which a fork must close
         self._descendants: list[processes.Process] = []  # as they were when we ended it
-        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), BUILDING_BYTES
-        os.write(self._crash_log, encode_building(-1))
+        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), HEAD.size
+        os.write(self._crash_log, HEAD.pack(-1, 0))
         try:
             self._connection, self._child_end = Pipe(duplex=True)
         except OSError:
@@ -223,8 +222,12 @@ class ProcessWorker(Worker):
 
     @property
     def building(self) -> int | None:
-        env_id = int.from_bytes(os.pread(self._crash_log, BUILDING_BYTES, 0), "little", signed=True)
+        env_id = self._crash_log_head()[0]
         return None if env_id < 0 else env_id
+
+    def _crash_log_head(self) -> tuple[int, int]:
+        env_id, main_thread = HEAD.unpack(os.pread(self._crash_log, HEAD.size, 0))
+        return env_id, main_thread
 
     def look_at_memory(self) -> None:
         pid = self.pid
@@ -268,13 +271,14 @@ class ProcessWorker(Worker):
             message += f"; its memory was {self.memory / 2**20:.0f} MiB when last seen"
         dump = self._read_crash_log(self._crash_log_seen)
         if dump:
-            message += f"\n\n{_shorten(dump)}"
+            message += f"\n\n{_shorten(dump, 'Current thread')}"
         return WorkerDied(
             message, self.index, self.pid, code, self.env_ids, self.at_work, memory=self.memory, dump=dump
         )
 
     def stack(self) -> str:
         """What its main thread is doing, as faulthandler writes it; "" if it does not say so at once."""
+        own = f"Thread 0x{self._crash_log_head()[1]:016x}"
         pid = self.pid
         if STACK_SIGNAL is None or pid is None or self.state != "running":
             return ""
@@ -287,7 +291,7 @@ class ProcessWorker(Worker):
             size = os.fstat(self._crash_log).st_size
             if size == seen > before:
                 self._crash_log_seen = size
-                return _shorten(self._read_crash_log(before))
+                return _shorten(self._read_crash_log(before), own)
             seen = size
         return ""
 
@@ -407,9 +411,9 @@ def _describe_exit(ended: bool, code: int | None) -> str:
     return f"left with exit code {code}"
 
 
-def _shorten(dump: str) -> str:
+def _shorten(dump: str, thread: str) -> str:
     """The stack of the thread that matters, down to where Shoal calls the env."""
-    start = max(dump.rfind("Current thread"), 0)
+    start = max(dump.rfind(thread), 0)
     fatal = dump[: dump.find("\n")] + "\n" if dump.startswith("Fatal") else ""
     lines = dump[start:].split("\n\n")[0].splitlines()
     own = itertools.takewhile(lambda line: "shoal/backends/" not in line, lines)

@@ -8,6 +8,7 @@ import os
 import queue
 import select
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ from shoal.worker.building import BuildError, build_envs, close_envs
 from shoal.worker.make import make_stepper
 from shoal.worker.measurement import time_steps
 
-BUILDING_BYTES = 8  # at the beginning of a crash log
+HEAD = struct.Struct("=qQ")  # of a crash log: the env that is being built, -1 for none; the main thread's ident
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
 
@@ -110,21 +111,17 @@ class Outbox:
             self._thread.join()
 
 
-def encode_building(env_id: int) -> bytes:
-    """The first bytes of a crash log: which env is being built, -1 for none yet."""
-    return env_id.to_bytes(BUILDING_BYTES, "little", signed=True)
-
-
 def main(connection: Connection, assignment: bytes, crash_log: int) -> None:
     """The process's life.
 
     Args:
-        crash_log: where the Python stack goes when the process crashes, or is asked for it. Its first bytes say which
-            env is being built.
+        crash_log: where the Python stack goes when the process crashes, or is asked for it; after HEAD.
     """
     faulthandler.enable(file=crash_log)
     if STACK_SIGNAL is not None:
-        faulthandler.register(STACK_SIGNAL, file=crash_log)
+        faulthandler.register(STACK_SIGNAL, file=crash_log, all_threads=True)
+        # Only the thread below takes the signal: it would cut short a sleep of native code in an env's thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [STACK_SIGNAL])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which then closes this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
@@ -142,6 +139,8 @@ def main(connection: Connection, assignment: bytes, crash_log: int) -> None:
 
 def _leave_with_caller(fd: int) -> None:
     """End this process when the caller's end of the channel closes, whatever the main thread is doing."""
+    if STACK_SIGNAL is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
     poller = select.poll()
     poller.register(fd, 0)  # hang-up is reported without asking, and data does not wake us
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poller.poll()):
@@ -164,7 +163,8 @@ def _work(connection: Connection, assignment: Assignment, crash_log: int) -> Non
     processes.start_session(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
-    building = lambda env_id: os.pwrite(crash_log, encode_building(env_id), 0)  # noqa: E731
+    building = lambda env_id: os.pwrite(crash_log, HEAD.pack(env_id, threading.get_ident()), 0)  # noqa: E731
+    building(-1)
     try:
         install_registry(assignment.registry)
         loaded: dict[bytes, Callable[[], Any]] = {}
