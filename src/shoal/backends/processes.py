@@ -271,7 +271,7 @@ class ProcessWorker(Worker):
             message += f"; its memory was {self.memory / 2**20:.0f} MiB when last seen"
         dump = self._read_crash_log(self._crash_log_seen)
         if dump:
-            message += f"\n\n{_shorten(dump, 'Current thread')}"
+            message += "\n\n" + _shorten(dump, "Current thread")
         return WorkerDied(
             message, self.index, self.pid, code, self.env_ids, self.at_work, memory=self.memory, dump=dump
         )

@@ -163,7 +163,10 @@ def _work(connection: Connection, assignment: Assignment, crash_log: int) -> Non
     processes.start_session(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
-    building = lambda env_id: os.pwrite(crash_log, HEAD.pack(env_id, threading.get_ident()), 0)  # noqa: E731
+
+    def building(env_id: int) -> None:
+        os.pwrite(crash_log, HEAD.pack(env_id, threading.get_ident()), 0)
+
     building(-1)
     try:
         install_registry(assignment.registry)
