@@ -16,7 +16,7 @@ from shoal.backends.threads import ThreadWorker
 from shoal.engine.workers import _built
 from shoal.envs.functions import pickle_env_fns
 from shoal.errors import StepTimeout
-from shoal.support.deadline import Deadline
+from shoal.support.deadline import NEVER, Deadline
 
 NOW = Deadline.after(0)
 
@@ -76,7 +76,7 @@ def test_a_worker_says_which_env_it_builds(kind: str, gate: Path) -> None:
     else:
         worker = ProcessWorker(BlockSpec(0, 5, 7, pickle_env_fns(fns, 5)), None, "forkserver")
     assert worker.building is None
-    worker.launch()
+    worker.launch(NEVER)
     try:
         eventually(lambda: worker.building == 6, seconds=60)
         assert worker.describe_late_start() == "worker 0 is still building env 6"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import signal
@@ -231,3 +232,22 @@ class SlowAgain(CountEnv):
         if flag.exists():
             time.sleep(1.0)
         flag.touch()
+
+
+class NativeSleepEnv(CountEnv):
+    """Sleeps in native code, which does not go on with its sleep after a signal, as Python's own does."""
+
+    def step(self, action: Any) -> Any:
+        left = ctypes.CDLL(None).sleep(2)
+        observation, *rest, _ = super().step(action)
+        return (observation, *rest, {"left": left})
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_asking_for_a_stack_does_not_cut_a_native_sleep_short(start_method: str) -> None:
+    with open_pool(NativeSleepEnv, 2, start_method=start_method) as pool:
+        pool.reset(seed=0)
+        with pytest.warns(shoal.SlowEnvWarning, match=r"in step"):
+            batch = pool.step(np.zeros(2, np.int64))
+        assert [info["left"] for info in batch.info.values()] == [0, 0]

@@ -17,6 +17,7 @@ from shoal.envs.functions import EnvFn, as_env_fns
 from shoal.memory.messages import BlockSummary
 from shoal.memory.slab import Slab
 from shoal.support.checks import whole_number
+from shoal.support.deadline import Deadline
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,9 @@ class Backend(ABC):
         """A worker in the place of one that is gone, made in a thread beside the caller's."""
         return self.new_worker(block)
 
-    def launch(self, worker: Worker) -> None:
+    def launch(self, worker: Worker, deadline: Deadline) -> None:
         """Let a worker begin to build its envs."""
-        worker.launch()
+        worker.launch(deadline)
 
     def check(self, summaries: Sequence[BlockSummary], first: int) -> None:  # noqa: B027
         """Compare what all workers have built. Raises BadEnv."""

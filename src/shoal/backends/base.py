@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.errors import ShoalError, StepTimeout, WorkerDied
+from shoal.errors import ShoalError, StartError, StepTimeout, WorkerDied
 from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
@@ -85,8 +85,8 @@ class Worker(ABC):
         """What the twin rings to wake it."""
 
     @abstractmethod
-    def launch(self) -> None:
-        """Begin to build the envs; does not wait."""
+    def launch(self, deadline: Deadline) -> None:
+        """Begin to build the envs; does not wait for them."""
 
     def built(self, deadline: Deadline) -> BlockSummary:
         """Wait until the envs are built. Raises the env's own error, or WorkerDied."""
@@ -98,6 +98,8 @@ class Worker(ABC):
         answer = self.receive(deadline)
         if isinstance(answer, BuildError):
             raise answer.error.unpack(answer.env_id, self.index) from answer.__cause__
+        if isinstance(answer, StartError):
+            raise answer
         return answer
 
     @abstractmethod

@@ -46,7 +46,7 @@ class InlineWorker(Worker):
         """What steps all lanes in one call of the core; None where they are stepped one by one."""
         return getattr(self.stepper, "kernel", None)
 
-    def launch(self) -> None:
+    def launch(self, deadline: Deadline) -> None:
         """Nothing to start: built() builds, after the other workers have begun to."""
 
     def built(self, deadline: Deadline) -> BlockSummary:

@@ -1,102 +1,286 @@
-"""Starts worker processes: forkserver with preloaded imports by default, spawn or fork on request.
+"""Starts worker processes: by default a launcher forks itself, with its imports done; spawn and fork on request.
 
-Unlike multiprocessing's own contexts, a worker never imports the caller's main script: env functions are
-pickled by value. So a script needs no `if __name__ == "__main__"` for Shoal's sake, sixteen workers do not
-import a learning framework sixteen times, and nothing of the caller's own multiprocessing set-up is touched.
+A worker never imports the caller's main script: env functions are pickled by value. So a script needs no
+`if __name__ == "__main__"` for Shoal's sake, sixteen workers do not import a learning framework sixteen times, and
+nothing of the caller's own multiprocessing set-up is touched.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import pickle
+import select
+import signal
+import socket
 import threading
-from collections.abc import Callable
-from multiprocessing import forkserver, popen_fork, popen_forkserver, popen_spawn_posix, process, spawn
-from types import FunctionType, ModuleType, SimpleNamespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import util
+from multiprocessing.connection import Connection
 from typing import Any
+
+from shoal.backends.launcher import REPORT, Preparation, run, start_interpreter
+from shoal.errors import StartError, StepTimeout
+from shoal.memory.slab import anonymous_file
+from shoal.support.deadline import Deadline
+from shoal.support.limits import explain
 
 START_METHODS = tuple(m for m in ("forkserver", "spawn", "fork") if m in multiprocessing.get_all_start_methods())
 DEFAULT_START_METHOD = START_METHODS[0]
 PRELOAD = ["numpy", "gymnasium", "gymnasium.envs.classic_control", "cloudpickle", "shoal.backends.worker_main"]
 
 
-class _ForkServer:
-    """A forkserver of Shoal's own, started when the first worker is."""
+@dataclass(frozen=True)
+class WorkerStart:
+    """What a worker process is started with.
+
+    Attributes:
+        mark: what all its descendants carry in their environment.
+        channel: its end of the side channel.
+        crash_log: a descriptor, see worker_main.
+        assignment: pickled, see worker_main.
+        environ: the variables of a new interpreter.
+        inherited: descriptors of the caller's that a forked worker must close.
+    """
+
+    name: str
+    mark: str
+    channel: Connection
+    crash_log: int
+    assignment: bytes
+    environ: dict[str, str]
+    inherited: Sequence[int]
+
+
+class WorkerProcess:
+    """A worker process that was started: who it is, and how it ended.
+
+    Args:
+        report: where the launcher tells its end; -1 for one that this process has forked itself.
+    """
+
+    def __init__(self, pid: int, report: int):
+        self.pid, self._report = pid, report
+        self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
+        self._ended = False
+        self.pidfd = -1
+        with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system has no such thing
+            self.pidfd = os.pidfd_open(pid)
+
+    @property
+    def sentinel(self) -> int:
+        """Becomes readable when the process ends."""
+        return self.pidfd if self.pidfd >= 0 else self._report
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return not self.join(0)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for its end; whether it came."""
+        deadline = Deadline.after(timeout)
+        while not self._ended and not self._look(deadline):
+            if deadline.passed:
+                break
+        return self._ended
+
+    def _look(self, deadline: Deadline) -> bool:
+        if self._report >= 0:
+            return self._read_report(deadline)
+        if self.sentinel >= 0:
+            _readable(self.sentinel, deadline)
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._ended, self.exitcode = True, os.waitstatus_to_exitcode(status)
+        except ChildProcessError:  # somebody else has taken note of its end, or the caller ignores SIGCHLD
+            self._ended = not _exists(self.pid)
+        return self._ended
+
+    def _read_report(self, deadline: Deadline) -> bool:
+        if _readable(self._report, deadline):
+            data = os.read(self._report, REPORT.size)
+            if data:
+                [self.exitcode] = REPORT.unpack(data)
+            # Without a word the launcher itself is gone.
+            self._ended = bool(data) or ((self.pidfd < 0 or _readable(self.pidfd, deadline)) and not _exists(self.pid))
+        return self._ended
+
+    def signal(self, number: int) -> None:
+        """Send a signal to this very process, which the pid alone would not tell from a later one."""
+        with contextlib.suppress(OSError):
+            if self.pidfd >= 0:
+                signal.pidfd_send_signal(self.pidfd, number)
+            elif not self._ended:
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for fd in (self._report, self.pidfd):
+            if fd >= 0:
+                os.close(fd)
+        self._report = self.pidfd = -1
+
+
+def _readable(fd: int, deadline: Deadline) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    left = deadline.left
+    return bool(poller.poll(None if left is None else left * 1000))
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False  # somebody else's
+    return True
+
+
+class _LauncherLink:
+    """The caller's side of its launcher, which is started with the first request, and again when it is gone."""
 
     def __init__(self) -> None:
-        self._server = forkserver.ForkServer()
-        self._server.set_forkserver_preload(PRELOAD)
         self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._stuck: list[socket.socket] = []  # of launchers that do not answer; closing one would end their workers
 
-    def connect_to_new_process(self, fds: list[int]) -> tuple[int, int]:
+    def request(self, message: Any, fds: Sequence[int], deadline: Deadline) -> None:
+        """Send a request with descriptors."""
+        data = pickle.dumps(message)
+        if not self._lock.acquire(timeout=-1 if deadline.left is None else deadline.left):
+            raise StepTimeout("the launcher of worker processes was busy with other starts for too long")
+        try:
+            for attempt in (1, 2):
+                if self._socket is None:
+                    self._start()
+                assert self._socket is not None
+                try:
+                    self._socket.settimeout(deadline.left)
+                    socket.send_fds(self._socket, [data], list(fds))
+                    return
+                except (BrokenPipeError, ConnectionResetError):  # it is gone
+                    self._forget()
+                    if attempt == 2:
+                        raise
+        finally:
+            self._lock.release()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # Ctrl-C on a terminal reaches the launcher too, which ignores it as soon as it can, and must not see it before.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._pid = start_interpreter("main", [theirs.fileno()], os.getpid())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self._socket = ours
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, os.WNOHANG)
+
+    def give_up(self) -> None:
+        """It does not answer: the next request is for a new one."""
         with self._lock:
-            return self._server.connect_to_new_process(fds)
+            if self._socket is not None:
+                self._stuck.append(self._socket)
+                self._socket = None
+
+    def renewed(self) -> _LauncherLink:
+        """In a forked child: a link of its own. The parent's end of the channel is for the parent alone."""
+        for one in (self._socket, *self._stuck):
+            if one is not None:
+                one.close()
+        return _LauncherLink()
 
 
-_server = _ForkServer()
+_link = _LauncherLink()
 
 
-def _renew_server() -> None:
-    global _server
-    _server = _ForkServer()
+def _renew_link() -> None:
+    global _link
+    _link = _link.renewed()
 
 
-# A forked child must not talk to its parent's server: it starts one of its own.
-os.register_at_fork(after_in_child=_renew_server)
+os.register_at_fork(after_in_child=_renew_link)
 
 
-def _preparation_without_main(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = spawn.get_preparation_data(name)
-    data.pop("init_main_from_name", None)
-    data.pop("init_main_from_path", None)
-    return data
+def start_process(method: str, start: WorkerStart, deadline: Deadline) -> WorkerProcess:
+    """Start a worker process. It is ended when this process ends, and may itself have children.
+
+    Raises:
+        StartError: the system has no room for it.
+        StepTimeout: the launcher did not answer in time.
+    """
+    try:
+        return _fork(start, deadline) if method == "fork" else _launch(method, start, deadline)
+    except OSError as error:
+        if isinstance(error, StepTimeout | StartError):
+            raise
+        raise StartError(f"could not start the process {start.name}: {explain(error)}; use fewer workers") from error
 
 
-def _launcher(module: ModuleType) -> Callable[[Any, Any], None]:
-    """The standard library's own `_launch`, seeing our preparation data and our forkserver."""
-    names = dict(vars(module))
-    connect = lambda fds: _server.connect_to_new_process(fds)  # noqa: E731  (looked up late: it may be renewed)
-    # Modules with a function replaced, for this caller alone; the modules themselves stay as they are.
-    names["spawn"] = SimpleNamespace(**{**vars(spawn), "get_preparation_data": _preparation_without_main})
-    names["forkserver"] = SimpleNamespace(**{**vars(forkserver), "connect_to_new_process": connect})
-    return FunctionType(module.Popen._launch.__code__, names)
+def _launch(method: str, start: WorkerStart, deadline: Deadline) -> WorkerProcess:
+    letter = anonymous_file("shoal-assignment")
+    answer, report = -1, -1
+    try:
+        with open(letter, "wb", closefd=False) as file:
+            pickle.dump((Preparation.of_this_process(start.name), start.assignment), file)
+        answer, report = os.pipe()
+        fds = [report, start.channel.fileno(), start.crash_log, letter]
+        _link.request((method, start.mark, start.environ if method == "spawn" else PRELOAD), fds, deadline)
+        os.close(report)
+        report = -1
+        return WorkerProcess(_pid_from(answer, start.name, deadline), answer)
+    except BaseException:
+        if answer >= 0:
+            os.close(answer)
+        raise
+    finally:
+        if report >= 0:
+            os.close(report)
+        os.close(letter)
 
 
-class _ForkServerPopen(popen_forkserver.Popen):
-    _launch = _launcher(popen_forkserver)
+def _pid_from(answer: int, name: str, deadline: Deadline) -> int:
+    if not _readable(answer, deadline):
+        _link.give_up()
+        raise StepTimeout(f"the launcher of worker processes did not start {name} in time: it is stopped, or starved")
+    data = os.read(answer, REPORT.size)
+    if not data:
+        raise StartError(f"the launcher of worker processes ended before it had started {name}")
+    [pid] = REPORT.unpack(data)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return int(pid)
 
 
-class _SpawnPopen(popen_spawn_posix.Popen):
-    _launch = _launcher(popen_spawn_posix)
-
-
-class _Process(process.BaseProcess):
-    """A process that is started by one of the above; travels to the child as a plain BaseProcess."""
-
-    _start_method = None  # the child keeps its own default for what it starts itself
-
-    def __init__(self, popen: type, **kwargs: Any):
-        super().__init__(**kwargs)
-        self._Popen = popen
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {key: value for key, value in self.__dict__.items() if key not in ("_Popen", "_popen")}
-        return _rebuild, (state,)
-
-
-def _rebuild(state: dict[str, Any]) -> process.BaseProcess:
-    worker = process.BaseProcess.__new__(process.BaseProcess)
-    worker.__dict__.update(state, _popen=None, _start_method=None)
-    return worker
-
-
-_POPEN = {"forkserver": _ForkServerPopen, "spawn": _SpawnPopen, "fork": popen_fork.Popen}
-
-
-def start_process(method: str, name: str, target: Callable[..., None], *args: Any) -> process.BaseProcess:
-    """Start `target(*args)` in a new process; it is not a daemon, so that envs may have children."""
-    worker = _Process(_POPEN[method], target=target, args=args, name=name, daemon=False)
-    worker.start()
-    # multiprocessing would join it at exit for as long as it takes; the pool's own exit hook closes it in time.
-    process._children.discard(worker)  # type: ignore[attr-defined]
+def _fork(start: WorkerStart, deadline: Deadline) -> WorkerProcess:
+    util._flush_std_streams()  # type: ignore[attr-defined]
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            for fd in start.inherited:
+                os.close(fd)
+            code = run(start.name, start.channel, start.assignment, start.crash_log)
+        finally:
+            os._exit(code)
+    worker = WorkerProcess(pid, -1)
+    if worker.pidfd >= 0:
+        _link.request(("watch", start.mark, pid), [worker.pidfd], deadline)
     return worker

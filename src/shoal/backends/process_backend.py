@@ -19,6 +19,7 @@ from shoal.backends.processes import ProcessWorker, closed_descriptor
 from shoal.envs.functions import pickle_env_fns, registry_additions
 from shoal.memory.slab import Slab
 from shoal.support import processes
+from shoal.support.limits import start_thread
 
 LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
 
@@ -52,14 +53,10 @@ class ProcessBackend(Backend):
         return self._new_process(block, DEFAULT_START_METHOD if method == "fork" else method)
 
     def _new_process(self, block: BlockSpec, start_method: str) -> ProcessWorker:
-        return ProcessWorker(replace(block, env_fns=self._pickled[block.index]), self._registry, start_method)
-
-    def launch(self, worker: Worker) -> None:
-        if isinstance(worker, ProcessWorker):
-            # A fork inherits the channels to those before it, which must not outlive the caller there.
-            worker.launch([other.connection.fileno() for other in self._processes if other is not worker])
-        else:
-            worker.launch()
+        worker = ProcessWorker(replace(block, env_fns=self._pickled[block.index]), self._registry, start_method)
+        # A fork inherits the channels to those before it, which must not outlive the caller there.
+        worker.inherited = [other.connection for other in self._processes]
+        return worker
 
     @property
     def shares_slab(self) -> bool:
@@ -164,7 +161,12 @@ class Supervisor:
         self._leaving = False
         self._dead: list[ProcessWorker] = []
         self._thread = threading.Thread(target=self._watch, name="shoal-supervisor", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except BaseException:
+            os.close(self._reader)
+            os.close(self._writer)
+            raise
 
     def watch(self, worker: ProcessWorker) -> None:
         """Watch over one more."""

@@ -11,24 +11,21 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing import Pipe, connection, process, reduction
+from multiprocessing import Pipe, connection, reduction
 from typing import Any
 
 import cloudpickle
 
 from shoal import native
 from shoal.backends.base import BlockSpec, Worker
-from shoal.backends.launch import start_process
+from shoal.backends.launch import WorkerProcess, WorkerStart, start_process
 from shoal.backends.mail import unpack
 from shoal.backends.worker_main import (
-    BUILDING_BYTES,
     DING,
+    HEAD,
     STACK_SIGNAL,
     Assignment,
     ConnectionBell,
-    SharedFile,
-    encode_building,
-    main,
 )
 from shoal.errors import WorkerDied
 from shoal.memory.messages import StepperConfig
@@ -58,15 +55,15 @@ class ProcessWorker(Worker):
         assignment = Assignment(
             block.index, block.start, list(block.env_fns), variables, registry, native.KIND, self._mark
         )
-        self._assignment = dumps(assignment)
+        self._assignment, self._environ = dumps(assignment), variables
         self._start_method = start_method
-        self._process: process.BaseProcess | None = None
+        self._process: WorkerProcess | None = None
         self._pid: int | None = None
         self._self: processes.Process | None = None  # tells it from a later process of the same pid
-        self._pidfd = -1
+        self.inherited: Sequence[connection.Connection] = ()  # channels to other workers, which a fork must close
         self._descendants: list[processes.Process] = []  # as they were when we ended it
-        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), BUILDING_BYTES
-        os.write(self._crash_log, encode_building(-1))
+        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), HEAD.size
+        os.write(self._crash_log, HEAD.pack(-1, 0))
         try:
             self.connection, self._child_end = Pipe(duplex=True)  # the two ends of the side channel
         except OSError:
@@ -81,7 +78,7 @@ class ProcessWorker(Worker):
 
     @property
     def state(self) -> str:
-        if self._state in ("starting", "running") and self._process is not None and not self._process.is_alive():
+        if self._state in ("starting", "running") and self._process is not None and not self._process.alive:
             return "dead"
         return self._state
 
@@ -95,27 +92,20 @@ class ProcessWorker(Worker):
 
     @property
     def sentinel(self) -> int:
-        """Becomes readable when the process ends.
-
-        By the kernel's word where there is one: multiprocessing's own is a pipe, which processes that an env has forked
-        may hold open.
-        """
+        """Becomes readable when the process ends."""
         assert self._process is not None
-        return self._pidfd if self._pidfd >= 0 else self._process.sentinel
+        return self._process.sentinel
 
-    def launch(self, inherited: Sequence[int] = ()) -> None:
-        to_close = [*inherited, self.connection.fileno()] if self._start_method == "fork" else []
-        self._process = start_process(
-            self._start_method, f"shoal-{self.index}", main, self._child_end, self._assignment, to_close,
-            SharedFile(self._crash_log),
-        )  # fmt: skip
+    def launch(self, deadline: Deadline) -> None:
+        others = [channel.fileno() for channel in (*self.inherited, self.connection) if not channel.closed]
+        start = WorkerStart(
+            f"shoal-{self.index}", self._mark, self._child_end, self._crash_log, self._assignment, self._environ, others
+        )
+        self._process = start_process(self._start_method, start, deadline)
         self._child_end.close()
-        self._assignment = b""
+        self._assignment, self._environ, self.inherited = b"", {}, ()
         self._pid = self._process.pid
-        assert self._pid is not None
         self._self = processes.identify(self._pid)
-        with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system has no such thing
-            self._pidfd = os.pidfd_open(self._pid)
 
     @property
     def session(self) -> tuple[str, processes.Process] | None:
@@ -211,8 +201,12 @@ class ProcessWorker(Worker):
 
     @property
     def building(self) -> int | None:
-        env_id = int.from_bytes(os.pread(self._crash_log, BUILDING_BYTES, 0), "little", signed=True)
+        env_id = self._crash_log_head()[0]
         return None if env_id < 0 else env_id
+
+    def _crash_log_head(self) -> tuple[int, int]:
+        env_id, main_thread = HEAD.unpack(os.pread(self._crash_log, HEAD.size, 0))
+        return env_id, main_thread
 
     def look_at_memory(self) -> None:
         pid = self.pid
@@ -229,12 +223,8 @@ class ProcessWorker(Worker):
         self._kill()
 
     def _kill(self) -> None:
-        """End this very process, which the pid alone would not tell from a later one."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        elif self._self is not None:
-            processes.kill([self._self])
+        if self._process is not None:
+            self._process.signal(signal.SIGKILL)
 
     def death(self) -> WorkerDied:
         if self._death is None:
@@ -243,10 +233,9 @@ class ProcessWorker(Worker):
 
     def _describe_death(self) -> WorkerDied:
         assert self._process is not None
-        self._process.join(GRACE)
-        code = self._process.exitcode
+        ended, code = self._process.join(GRACE), self._process.exitcode
         envs = f"env {self.start}" if len(self.env_ids) == 1 else f"envs {self.start} to {self.stop - 1}"
-        message = f"worker {self.index} (pid {self.pid}, {envs}) {self.condemned or _describe_exit(code)}"
+        message = f"worker {self.index} (pid {self.pid}, {envs}) {self.condemned or _describe_exit(ended, code)}"
         if code == -signal.SIGKILL and not self.condemned:
             found = processes.oom_kills()
             certain = found is not None and self._oom_kills is not None and found > self._oom_kills
@@ -261,13 +250,14 @@ class ProcessWorker(Worker):
             message += f"; its memory was {self.memory / 2**20:.0f} MiB when last seen"
         dump = self._read_crash_log(self._crash_log_seen)
         if dump:
-            message += f"\n\n{_shorten(dump)}"
+            message += "\n\n" + _shorten(dump, "Current thread")
         return WorkerDied(
             message, self.index, self.pid, code, self.env_ids, self.at_work, memory=self.memory, dump=dump
         )
 
     def stack(self) -> str:
         """What its main thread is doing, as faulthandler writes it; "" if it does not say so at once."""
+        own = f"Thread 0x{self._crash_log_head()[1]:016x}"
         pid = self.pid
         if STACK_SIGNAL is None or pid is None or self.state != "running":
             return ""
@@ -280,7 +270,7 @@ class ProcessWorker(Worker):
             size = os.fstat(self._crash_log).st_size
             if size == seen > before:
                 self._crash_log_seen = size
-                return _shorten(self._read_crash_log(before))
+                return _shorten(self._read_crash_log(before), own)
             seen = size
         return ""
 
@@ -304,11 +294,10 @@ class ProcessWorker(Worker):
 
     def _release(self) -> None:
         if self._process is not None:
-            with contextlib.suppress(ValueError):  # it still runs: nothing could end it
-                self._process.close()
+            self._process.close()
         self._child_end.close()
         self.connection.close()
-        self._crash_log, self._pidfd = closed_descriptor(self._crash_log), closed_descriptor(self._pidfd)
+        self._crash_log = closed_descriptor(self._crash_log)
 
     def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
         if self._state in ("closed", "restarting"):
@@ -358,13 +347,12 @@ class ProcessWorker(Worker):
         assert self._process is not None
         left = deadline.left
         self._process.join(GRACE if left is None else min(left, GRACE))
-        if self._process.exitcode is None and self._pid is not None:
+        if self._process.alive and self._pid is not None:
             self._descendants = processes.descendants(self._pid)
-        for end in (self._process.terminate, self._kill):
-            if self._process.exitcode is not None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not self._process.alive:
                 return
-            with contextlib.suppress(ProcessLookupError):
-                end()
+            self._process.signal(number)
             self._process.join(GRACE)
 
     def abandon(self) -> None:
@@ -379,9 +367,11 @@ def closed_descriptor(fd: int) -> int:
     return -1
 
 
-def _describe_exit(code: int | None) -> str:
-    if code is None:
+def _describe_exit(ended: bool, code: int | None) -> str:
+    if not ended:
         return "closed its channel and does not leave"
+    if code is None:
+        return "has ended, the system does not say how"
     if code < 0:
         try:
             name = signal.Signals(-code).name
@@ -396,9 +386,9 @@ def _describe_exit(code: int | None) -> str:
     return f"left with exit code {code}"
 
 
-def _shorten(dump: str) -> str:
+def _shorten(dump: str, thread: str) -> str:
     """The stack of the thread that matters, down to where Shoal calls the env."""
-    start = max(dump.rfind("Current thread"), 0)
+    start = max(dump.rfind(thread), 0)
     fatal = dump[: dump.find("\n")] + "\n" if dump.startswith("Fatal") else ""
     lines = dump[start:].split("\n\n")[0].splitlines()
     own = itertools.takewhile(lambda line: "shoal/backends/" not in line, lines)

@@ -17,6 +17,7 @@ from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
+from shoal.support.limits import start_thread
 from shoal.worker.base import WorkerChannel
 from shoal.worker.building import BuildError, refuse_shared
 
@@ -61,8 +62,8 @@ class ThreadWorker(Worker, Life):
     def bell(self) -> EventBell:
         return self._bell
 
-    def launch(self) -> None:
-        self._thread.start()
+    def launch(self, deadline: Deadline) -> None:
+        start_thread(self._thread)
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         self._attachment.put((slab, config, pool_bell))

@@ -8,6 +8,7 @@ import os
 import queue
 import select
 import signal
+import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -22,16 +23,18 @@ from shoal import native
 from shoal.backends.life import Life
 from shoal.backends.mail import pack
 from shoal.envs.functions import install_registry
+from shoal.errors import StartError
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import dumps, pack_error
 from shoal.memory.slab import Slab
 from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
+from shoal.support.limits import start_thread
 from shoal.worker.base import WorkerChannel
 from shoal.worker.building import BuildError
 from shoal.worker.measurement import time_steps
 
-BUILDING_BYTES = 8  # at the beginning of a crash log
+HEAD = struct.Struct("=qQ")  # of a crash log: the env that is being built, -1 for none; the main thread's ident
 DING = b""  # an empty message: the twin's doorbell
 STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
 
@@ -108,51 +111,36 @@ class Outbox:
             self._thread.join()
 
 
-class SharedFile:
-    """A descriptor that travels to a worker with its start."""
-
-    def __init__(self, fd: int):
-        self.fd = fd
-
-    def __reduce__(self) -> Any:
-        return _open_shared, (reduction.DupFd(self.fd),)
-
-
-def _open_shared(handle: Any) -> SharedFile:
-    return SharedFile(handle.detach())
-
-
-def encode_building(env_id: int) -> bytes:
-    """The first bytes of a crash log: which env is being built, -1 for none yet."""
-    return env_id.to_bytes(BUILDING_BYTES, "little", signed=True)
-
-
-def main(connection: Connection, assignment: bytes, inherited: list[int], crash_log: SharedFile) -> None:
+def main(connection: Connection, assignment: bytes, crash_log: int) -> None:
     """The process's life.
 
     Args:
-        inherited: descriptors of the caller's that a fork brought along.
-        crash_log: where the Python stack goes when the process crashes, or is asked for it. Its first bytes say which
-            env is being built.
+        crash_log: where the Python stack goes when the process crashes, or is asked for it; after HEAD.
     """
-    for fd in inherited:
-        os.close(fd)
-    faulthandler.enable(file=crash_log.fd)
+    faulthandler.enable(file=crash_log)
     if STACK_SIGNAL is not None:
-        faulthandler.register(STACK_SIGNAL, file=crash_log.fd)
+        faulthandler.register(STACK_SIGNAL, file=crash_log, all_threads=True)
+        # Only the thread below takes the signal: it would cut short a sleep of native code in an env's thread.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [STACK_SIGNAL])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which then closes this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True).start()
+    try:
+        start_thread(threading.Thread(target=_leave_with_caller, args=(connection.fileno(),), daemon=True))
+    except StartError as error:
+        connection.send_bytes(dumps(error))
+        return
     # An error in the channel means that the caller is gone, or has closed it: there is nothing left to say.
     try:
         with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-            _work(connection, cloudpickle.loads(assignment), crash_log.fd)
+            _work(connection, cloudpickle.loads(assignment), crash_log)
     finally:
         processes.end_descendants()  # multiprocessing would wait for its own; the caller ends those that have left us
 
 
 def _leave_with_caller(fd: int) -> None:
     """End this process when the caller's end of the channel closes, whatever the main thread is doing."""
+    if STACK_SIGNAL is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
     poller = select.poll()
     poller.register(fd, 0)  # hang-up is reported without asking, and data does not wake us
     while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poller.poll()):
@@ -176,6 +164,7 @@ def _work(connection: Connection, assignment: Assignment, crash_log: int) -> Non
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
     life = _ProcessLife(connection, assignment.index, crash_log)
+    life.announce(-1)
     try:
         install_registry(assignment.registry)
         loaded: dict[bytes, Callable[[], Any]] = {}
@@ -208,7 +197,7 @@ class _ProcessLife(Life):
         self._read = 0  # commands read so far, against mail[0] sent
 
     def announce(self, env_id: int) -> None:
-        os.pwrite(self._crash_log, encode_building(env_id), 0)
+        os.pwrite(self._crash_log, HEAD.pack(env_id, threading.get_ident()), 0)
 
     def say(self, message: Any) -> None:
         self._connection.send_bytes(dumps_summary(message) if isinstance(message, BlockSummary) else dumps(message))

@@ -20,6 +20,7 @@ from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
+from shoal.support.limits import explain
 
 AWAY = -1  # in the roster, instead of a process id: the worker is being replaced
 
@@ -64,7 +65,9 @@ class Workers:
                 backend.added(self._all[-1])
         except OSError as error:
             self.close(Deadline.after(0))
-            raise StartError(f"could not make channels to {count} workers: {error}; use fewer workers") from error
+            raise StartError(
+                f"could not make channels to {count} workers: {explain(error)}; use fewer workers"
+            ) from error
         self.inline = next((worker for worker in self._all if isinstance(worker, InlineWorker)), None)
 
     def __len__(self) -> int:
@@ -82,7 +85,7 @@ class Workers:
         """Start all workers and wait until their envs are built."""
         try:
             for worker in self._all:
-                self.backend.launch(worker)
+                self.backend.launch(worker, deadline)
             # The caller's own block last, while the others build theirs.
             order = sorted(self._all, key=lambda worker: worker is self.inline)
             self._summaries = _built(order, deadline)
@@ -90,7 +93,7 @@ class Workers:
             raise  # which may be an OSError too: a timeout is one, and an env's own may be
         except OSError as error:
             raise StartError(
-                f"could not start {len(self)} workers: {error}; use fewer workers, or raise the limit that it names"
+                f"could not start {len(self)} workers: {explain(error)}; use fewer workers, or raise the limit"
             ) from error
         summaries = [self._summaries[worker.index] for worker in self._all]
         self.backend.check(summaries, self._first)
@@ -187,7 +190,7 @@ class Workers:
         index = old.index
         deadline = Deadline.after(self._start_timeout)
         worker = replacement.worker = self.backend.new_successor(self._env_blocks[index])
-        self.backend.launch(worker)
+        self.backend.launch(worker, deadline)
         summary = _built([worker], deadline)[index]
         if _shape(summary) != _shape(self._summaries[index]):
             raise SpaceMismatch(f"the envs of worker {index} have other spaces than before its restart")

@@ -201,7 +201,7 @@ def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measuremen
     spec = BlockSpec(0, 0, 1, pickle_env_fns([env_fn]))
     worker = ProcessWorker(spec, registry_additions(), start_method, {MEASURING: "1"})
     try:
-        worker.launch()
+        worker.launch(deadline)
         worker.built(deadline)
         return worker.probe(deadline)
     finally:

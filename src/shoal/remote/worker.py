@@ -78,7 +78,7 @@ class RemoteWorker(Worker):
 
     # ---- start -------------------------------------------------------------------------------------------------
 
-    def launch(self) -> None:
+    def launch(self, deadline: Deadline) -> None:
         self._link = self._dispatcher.transport.start(self.index, functools.partial(self._dispatcher.deliver, self))
         self._dispatcher.call(self, self.post, self._build)
         self._build = b""

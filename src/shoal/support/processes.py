@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 PROC = Path("/proc")
 MARK = "SHOAL_WORKER"  # the environment variable that all descendants of a worker inherit
 # Python starts these processes for itself. They are recognized by their command lines.
-HELPERS = ("multiprocessing.forkserver import", "multiprocessing.resource_tracker import")
+HELPERS = tuple(
+    f"{module} import"
+    for module in ("shoal.backends.launcher", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+)
 
 
 def identify(pid: int) -> Process | None:
@@ -116,15 +119,43 @@ def end_sessions(heads: Mapping[str, Process]) -> None:
     for _ in range(5 if heads else 0):  # they may start others while they are being ended
         own = {head.pid for head in heads.values() if identify(head.pid) in (None, head)}
         # Looked at twice: a pid may have passed to another process before we knew which process has it.
-        candidates = [identify(pid) for pid in _pids() if pid != os.getpid() and _belongs(pid, own, heads)]
-        found = [process for process in candidates if process is not None and _belongs(process.pid, own, heads)]
+        candidates = [identify(pid) for pid in _pids() if pid != os.getpid() and belongs(pid, own, heads)]
+        found = [process for process in candidates if process is not None and belongs(process.pid, own, heads)]
         if not found:
             return
         kill(found)
 
 
-def _belongs(pid: int, sessions: Collection[int], marks: Collection[str]) -> bool:
+def belongs(pid: int, sessions: Collection[int], marks: Collection[str]) -> bool:
+    """Tell whether a process is in one of these sessions, or carries one of these marks."""
     return _session_of(pid) in sessions or _mark_of(pid) in marks
+
+
+def holds(pid: int, inodes: Collection[int]) -> bool:
+    """Tell whether a process has one of these sockets open."""
+    names = {f"socket:[{inode}]" for inode in inodes}
+    with contextlib.suppress(OSError):
+        for file in (PROC / str(pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(file) in names:
+                    return True
+    return False
+
+
+def end_marked(marks: Collection[str]) -> None:
+    """Kill all processes that carry one of these marks."""
+    for _ in range(5 if marks else 0):  # they may start others while they are being ended
+        found = [process for pid in _pids() if _mark_of(pid) in marks and (process := identify(pid)) is not None]
+        if not found:
+            return
+        kill(found)
+
+
+def children(pid: int) -> list[int]:
+    """Return the pids of the direct children of a process."""
+    with _psutil() as psutil:
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
 def _pids() -> list[int]:
