@@ -5,6 +5,7 @@ Two interpreters that do the same differ by a few percent all their lives, so ea
 interval is that of the median over the lives.
 
 - bare: no supervisor thread, no look around in long waits (both switched off by hand here; users cannot)
+- unwatched: as default, but the launcher, which ends the workers when the caller is gone, is stopped
 - default: as everybody gets it
 - restart: on_error="restart" with step_timeout and recycle_after, all that can be asked for
 - before: an older checkout, built in place, whose folder `--before` names; for what is in the C core
@@ -29,7 +30,7 @@ from rich.table import Table
 
 NUM_ENVS, WORKERS = 64, 2
 EVERYTHING = {"on_error": "restart", "step_timeout": 60.0, "recycle_after": 1 << 40}
-VARIANTS: dict[str, dict[str, Any]] = {"bare": {}, "default": {}, "restart": EVERYTHING}
+VARIANTS: dict[str, dict[str, Any]] = {"bare": {}, "unwatched": {}, "default": {}, "restart": EVERYTHING}
 
 
 class Variant:
@@ -64,29 +65,36 @@ class Variant:
 def guest(name: str) -> None:
     """Step whenever a line comes in."""
     import numpy as np
+    import psutil
 
     import shoal
-    from shoal.engine import workers
 
     if name == "bare":
+        from shoal.backends import process_backend
         from shoal.engine import timeouts
 
         class Nobody:
             def __init__(self, *_: Any):
                 pass
 
-            def dead(self) -> list[Any]:
+            def dead(self, *_: Any) -> list[Any]:
                 return []
 
             def close(self) -> None:
                 pass
 
-        workers.Supervisor = Nobody  # type: ignore[misc,assignment]
+            forget = dead
+
+        process_backend.Supervisor = Nobody  # type: ignore[misc,assignment]
         timeouts.Timeouts.patience_ns = -1  # type: ignore[method-assign,assignment]
     options = VARIANTS.get(name, {})
     envs = shoal.make("CartPole-v1", num_envs=NUM_ENVS, backend="processes", num_workers=WORKERS, **options)
     envs.reset(seed=0)
     actions = [np.random.default_rng(i).integers(0, 2, NUM_ENVS) for i in range(64)]
+    launchers = [child for child in psutil.Process().children() if "launcher" in " ".join(child.cmdline())]
+    if name == "unwatched":
+        [launcher] = launchers
+        launcher.suspend()
     print(json.dumps(shoal.__file__), flush=True)
     for line in sys.stdin:
         for calls in range(20):  # wakes the workers
@@ -96,6 +104,8 @@ def guest(name: str) -> None:
             envs.step(actions[calls % 64])
             calls += 1
         print(json.dumps(calls * NUM_ENVS / (time.perf_counter() - start)), flush=True)
+    for launcher in launchers:
+        launcher.resume()
     envs.close()
 
 
@@ -145,7 +155,7 @@ def interval(values: list[float]) -> tuple[float, float]:
 
 def report(lives: list[dict[str, list[float]]], out: Path, machine: Any, versions: dict[str, str]) -> None:
     """Print and save the ratios to the bare variant, and to the older checkout where there is one."""
-    against = [name for name in ("bare", "before") if name in lives[0]]
+    against = [name for name in ("bare", "unwatched", "before") if name in lives[0]]
     grid = Table(title=f"{NUM_ENVS} CartPoles, processes x {WORKERS}", title_justify="left")
     for head in ("", "steps/s", *(f"/ {name} (95 % interval)" for name in against)):
         grid.add_column(head, justify="right" if head else "left")

@@ -15,6 +15,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import util
@@ -82,16 +83,15 @@ class WorkerProcess:
     def join(self, timeout: float) -> bool:
         """Wait for its end; whether it came."""
         deadline = Deadline.after(timeout)
-        while not self._ended and not self._look(deadline):
-            if deadline.passed:
-                break
+        while not self._ended and not self._look(deadline) and not deadline.passed:
+            time.sleep(0.001)  # where the kernel tells of no end, or the launcher is gone, all that helps is to look
         return self._ended
 
     def _look(self, deadline: Deadline) -> bool:
         if self._report >= 0:
             return self._read_report(deadline)
-        if self.sentinel >= 0:
-            _readable(self.sentinel, deadline)
+        if self.pidfd >= 0:
+            _readable(self.pidfd, deadline)
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
