@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import itertools
@@ -21,6 +22,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -42,7 +44,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, as pytest has it
 
 from envs import CountEnv
-from faults.kit import Traces
+from faults.kit import Traces, alive, children, is_helper
 from shoal import Batch, Pool, StepTimeout
 
 SILENCE = 60.0  # seconds without any answer until we give up
@@ -53,11 +55,12 @@ COOL_DOWN = 30  # answers of each lane after the last fault
 TAG = "SHOAL_SOAK"  # an environment variable of everything that is started from here
 
 # What an action above 3 makes an env do: fault * 4 + the action proper.
-FAULTS = ("", "raise", "raise at reset", "exit", "hang", "child", "child that runs away")
-RAISES = ("raise", "raise at reset")
-CHILDREN = ("child", "child that runs away")
-LETHAL = ("exit", "hang")
+RAISES = ("raise", "raise at reset", "raise what exits when pickled")
+CHILDREN = ("child", "child that runs away", "child that hides", "fork and return")
+LETHAL = ("exit", "hang", "hang with the lock")
+FAULTS = ("", *RAISES, *LETHAL, *CHILDREN)
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}
+LAUNCHER = "launcher killed"
 
 
 # ---- envs ----------------------------------------------------------------------------------------------------
@@ -105,20 +108,36 @@ class SoakEnv(gymnasium.Env[Any, Any]):
         if fault == "raise at reset":
             self.bomb = True
         elif fault in CHILDREN:
-            self.start_child(runs_away=fault != "child")
+            self.start_child(fault)
         elif fault:
             self.be_lost(fault)
 
-    def start_child(self, runs_away: bool) -> None:
+    def start_child(self, fault: str) -> None:
         # Nobody waits for it, and it outlives everything that does not end it.
-        subprocess.Popen(["sleep", "1000"], start_new_session=runs_away, stdin=subprocess.DEVNULL)
+        if fault == "fork and return":
+            os.fork()
+        elif fault == "child that hides":  # it has a session of its own, and was not marked by an exec
+            if not os.fork():
+                os.setsid()
+                time.sleep(1000)
+        else:
+            subprocess.Popen(["sleep", "1000"], start_new_session=fault != "child", stdin=subprocess.DEVNULL)
 
     def be_lost(self, fault: str) -> None:
         if fault == "exit":
             os._exit(3)
         if fault == "hang":
             time.sleep(1000)
-        raise RuntimeError("as it was told")
+        if fault == "hang with the lock":
+            ctypes.PyDLL(None).sleep(1000)
+        raise ExitsWhenPickled if fault == "raise what exits when pickled" else RuntimeError("as it was told")
+
+
+class ExitsWhenPickled(Exception):
+    """Takes along the process that loads it."""
+
+    def __reduce__(self) -> Any:
+        return sys.exit, (7,)
 
 
 class Lost(Exception):
@@ -128,7 +147,7 @@ class Lost(Exception):
 class TameEnv(SoakEnv):
     """What a lane is compared with: does no harm, and says when it would be lost."""
 
-    def start_child(self, runs_away: bool) -> None:
+    def start_child(self, fault: str) -> None:
         pass
 
     def be_lost(self, fault: str) -> None:
@@ -375,6 +394,11 @@ def ours() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit() and is_ours(int(name))} - {os.getpid()}
 
 
+def launchers() -> set[int]:
+    """What has started the workers: it stays, by design."""
+    return {pid for pid in children(os.getpid()) if is_helper(pid) and alive(pid)}
+
+
 def end_all(pids: set[int]) -> None:
     """Kill them."""
     for pid in pids:
@@ -394,6 +418,9 @@ class Injector(threading.Thread):
     def __init__(self, setup: Setup, pool: Pool, seed: int):
         super().__init__(name="injector", daemon=True)
         self.setup, self.random = setup, random.Random(seed)
+        # A child that hides is found by the launcher alone: a pool is hit by one of these faults or by the other.
+        self.kills_launcher = bool(setup.signals) and self.random.random() < 0.5
+        self.faults = [fault for fault in setup.faults if not (self.kills_launcher and fault == "child that hides")]
         self.plots: dict[int, str] = {}
         self.done: Counter[str] = Counter()
         self.harm = Counter[int]()  # by lane: how often it may have been lost
@@ -409,7 +436,9 @@ class Injector(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_it.wait(self.random.expovariate(8.0)):
-            if self.setup.signals and self.random.random() < 0.5:
+            if self.kills_launcher and self.random.random() < 0.05:
+                self._kill_launcher()
+            elif self.setup.signals and self.random.random() < 0.5:
                 self._signal()
             else:
                 self._plot()
@@ -435,8 +464,13 @@ class Injector(threading.Thread):
             finally:
                 os.close(handle)
 
+    def _kill_launcher(self) -> None:
+        """What starts the workers is started again with the next of them."""
+        end_all(launchers())
+        self.done[LAUNCHER] += 1
+
     def _plot(self) -> None:
-        lane, fault = self.random.choice(self.lanes), self.random.choice(self.setup.faults)
+        lane, fault = self.random.choice(self.lanes), self.random.choice(self.faults)
         if lane not in self.tough and fault not in RAISES:
             fault = "raise"
         self.plots[lane] = fault
@@ -604,10 +638,11 @@ class Soak:
         self.problems: list[str] = []
         self.memory: list[int] = []
         os.environ[TAG] = uuid.uuid4().hex
+        os.environ["TMPDIR"] = self.folder = tempfile.mkdtemp(prefix="shoal-soak-")
 
     def run(self) -> None:
         with Pool(CountEnv, 2, backend="processes", num_workers=2) as pool:
-            pool.reset()  # the forkserver stays until the end, by design
+            pool.reset()  # the launcher stays until the end, by design
         watch = Watchdog()
         watch.start()
         self.before, self.processes = Traces.of_this_process(), ours()
@@ -642,14 +677,15 @@ class Soak:
         while True:
             gc.collect()
             left = Traces.of_this_process().beyond(self.before)
-            left += [f"process {pid}" for pid in ours() - self.processes]
+            left += [f"process {pid}" for pid in ours() - self.processes - launchers()]
+            left += [f"the file {name}" for name in os.listdir(self.folder)]
             if not left or time.monotonic() > until:
                 return left
             time.sleep(0.1)
 
     def _clear_away(self) -> None:
         """What was left is told of once, and does not outlive us."""
-        end_all(ours() - self.processes)
+        end_all(ours() - self.processes - launchers())
         self.before = Traces.of_this_process()
 
     def judge(self) -> int:
@@ -689,6 +725,7 @@ def main() -> int:
     logging.getLogger("shoal").setLevel(logging.ERROR)  # restarts are what we are here for
     soak = Soak(options.minutes, options.seed, Console(stderr=True))
     soak.run()
+    os.rmdir(soak.folder)
     return soak.judge()
 
 

@@ -96,8 +96,8 @@ class WorkerProcess:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self._ended, self.exitcode = True, os.waitstatus_to_exitcode(status)
-        except ChildProcessError:  # somebody else has taken note of its end, or the caller ignores SIGCHLD
-            self._ended = not _exists(self.pid)
+        except ChildProcessError:  # something else has taken note of its end, or the caller ignores SIGCHLD
+            self._ended = self._is_gone(deadline)
         return self._ended
 
     def _read_report(self, deadline: Deadline) -> bool:
@@ -106,8 +106,11 @@ class WorkerProcess:
             if data:
                 [self.exitcode] = REPORT.unpack(data)
             # Without a word the launcher itself is gone.
-            self._ended = bool(data) or ((self.pidfd < 0 or _readable(self.pidfd, deadline)) and not _exists(self.pid))
+            self._ended = bool(data) or self._is_gone(deadline)
         return self._ended
+
+    def _is_gone(self, deadline: Deadline) -> bool:
+        return _readable(self.pidfd, deadline) if self.pidfd >= 0 else not _exists(self.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to this very process, which the pid alone would not tell from a later one."""
