@@ -21,7 +21,7 @@ from envs import CountEnv, EvenSpace
 from shoal import Pool
 
 ISOLATED = ("processes", "hybrid")
-HELPERS = ("shoal.backends.launcher", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+HELPERS = ("import be_launcher", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
 # In /dev/shm, where other programs come and go as well: of shared_memory, multiprocessing's arrays and locks, tempfile.
 NAMES_BY_PYTHON = ("psm_", "pym-", "sem.mp-", "tmp", "shoal")
 

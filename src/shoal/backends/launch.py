@@ -141,7 +141,7 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # somebody else's
+        return False  # another user's
     return True
 
 
@@ -180,7 +180,7 @@ class _LauncherLink:
         # Ctrl-C on a terminal reaches the launcher too, which ignores it as soon as it can, and must not see it before.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            self._pid = start_interpreter("main", [theirs.fileno()], os.getpid())
+            self._pid = start_interpreter("be_launcher", [theirs.fileno()], os.getpid())
         except BaseException:
             ours.close()
             raise

@@ -264,8 +264,8 @@ def run(name: str, channel: Connection, assignment: bytes, crash_log: int) -> in
     return code
 
 
-def main(fd: int, caller: int) -> None:
-    """Be a launcher."""
+def be_launcher(fd: int, caller: int) -> None:
+    """Serve this caller until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     prctl(PR_SET_CHILD_SUBREAPER, 1)

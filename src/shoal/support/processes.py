@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 MARK = "SHOAL_WORKER"  # the environment variable that all descendants of a worker inherit
-# Python starts these processes for itself. They are recognized by their command lines.
-HELPERS = tuple(
-    f"{module} import"
-    for module in ("shoal.backends.launcher", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-)
+# Processes that do no work of an env are recognized by their command lines: our launcher, and two of Python's own.
+HELPERS = ("import be_launcher", "multiprocessing.forkserver import", "multiprocessing.resource_tracker import")
 
 
 def identify(pid: int) -> Process | None:
