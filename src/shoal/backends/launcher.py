@@ -199,8 +199,17 @@ def start_interpreter(function: str, fds: list[int], *more: int) -> int:
     """Start a Python that calls this function of this module with these descriptors and numbers; returns its pid."""
     numbers = ", ".join(map(str, (*fds, *more)))
     code = f"import sys; sys.path[:] = {search_path()!r}; from {__name__} import {function}; {function}({numbers})"
+    if working_directory() is None:  # numpy needs one to be imported
+        code = f"import os; os.chdir('/'); {code}"
     command = [sys.executable, *util._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
     return util.spawnv_passfds(os.fsencode(sys.executable), command, fds)
+
+
+def working_directory() -> str | None:
+    """The working directory; None if it was removed."""
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None
 
 
 def search_path() -> list[str]:
@@ -223,11 +232,10 @@ class Preparation:
     @classmethod
     def of_this_process(cls, name: str) -> Preparation:
         """As the caller is now."""
-        directory = None
-        with contextlib.suppress(OSError):
-            directory = os.getcwd()
         key = bytes(process.current_process().authkey)
-        return cls(name, search_path(), sys.argv, directory, key, multiprocessing.get_start_method(allow_none=True))
+        return cls(
+            name, search_path(), sys.argv, working_directory(), key, multiprocessing.get_start_method(allow_none=True)
+        )
 
     def apply(self) -> None:
         """In the worker."""
