@@ -124,10 +124,15 @@ class Counting(gymnasium.Env[Any, Any]):
         return np.array([self.dice.random()], np.float32), 1.0, False, False, {}
 
 
-@pytest.mark.parametrize("backend", ["serial", "processes"])
-def test_a_snapshot_that_would_crash_at_the_next_draw(backend: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"backend": "serial"}, {"backend": "processes", "start_method": "forkserver"},
+     {"backend": "processes", "start_method": "spawn"}, {"backend": "hybrid"}, {"backend": "threads"}],
+    ids=lambda options: "-".join(options.values()),
+)  # fmt: skip
+def test_a_snapshot_that_would_crash_at_the_next_draw(options: Any, tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with shoal.Pool(Counting, 2, backend=backend) as pool:
+    with shoal.Pool(Counting, 2, **options) as pool:
         pool.reset()
         pool.step(np.zeros(2, int))
         pool.snapshot(path)
