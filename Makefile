@@ -9,7 +9,7 @@ RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
 .PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf lint types faults soak bench bench-graph \
-	sanitize clean
+	fuzz sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
@@ -21,6 +21,7 @@ help:
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
 	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
 	@echo "make soak      $(MINUTES) minutes of random faults under load"
+	@echo "make fuzz      $(SHOAL_FUZZ_COUNT) damaged files for each loader: snapshots, normalizations, plans; ten minutes"
 	@echo "make sanitize  the C core under ASan, UBSan and TSan"
 
 # The CPU build of torch is named first: Stable-Baselines3, which the tests train, would pull in gigabytes for GPUs.
@@ -120,6 +121,11 @@ faults: $(VENV)/.ready
 MINUTES ?= 10
 soak: $(VENV)/.ready
 	$(BIN)/python tests/faults/soak.py --minutes $(MINUTES)
+
+# Reproducible: SHOAL_FUZZ_SEED is 0 unless it is set. What did harm is kept in fuzz-failures/.
+export SHOAL_FUZZ_COUNT ?= 10000
+fuzz: $(VENV)/.ready
+	$(BIN)/python tests/fuzz/fuzz.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ CORE = {
     "memory/test_header.py": "",
     "memory/test_packed_errors.py": "",
     "envs": "",
-    "state/test_env_state.py": "",
+    "state": "",
     "compiled/test_rebuild.py": "",
     "compiled/test_same_as_plain.py": r"CartPole",
     "compiled/library/test_ids.py": "",

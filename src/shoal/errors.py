@@ -3,6 +3,7 @@
 Making a pool:   BadEnv, SpaceMismatch, StartError
 Using a pool:    BadAction, BadCall, CallPending, NothingPending, ResetNeeded, PoolClosed, WrongProcess, ConcurrentUse
 Faults of envs:  EnvError, BadObservation, WorkerDied, StepTimeout, CannotSnapshot
+Files:           DataError (a file cannot be used), BadSnapshot (that of a snapshot)
 Warnings:        SlowEnvWarning (a wait without a limit has taken ten seconds), SlowCoreWarning (the C core is missing)
 
 Many are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
@@ -20,9 +21,9 @@ from typing import Any
 import gymnasium.error
 
 __all__ = [
-    "BadAction", "BadCall", "BadEnv", "BadObservation", "CallPending", "CannotSnapshot", "ConcurrentUse", "EnvError",
-    "NothingPending", "PoolClosed", "ResetNeeded", "ShoalError", "SlowCoreWarning", "SlowEnvWarning", "SpaceMismatch",
-    "StartError", "StepTimeout", "WorkerDied", "WrongProcess",
+    "BadAction", "BadCall", "BadEnv", "BadObservation", "BadSnapshot", "CallPending", "CannotSnapshot",
+    "ConcurrentUse", "DataError", "EnvError", "NothingPending", "PoolClosed", "ResetNeeded", "ShoalError",
+    "SlowCoreWarning", "SlowEnvWarning", "SpaceMismatch", "StartError", "StepTimeout", "WorkerDied", "WrongProcess",
 ]  # fmt: skip
 
 
@@ -107,6 +108,14 @@ class CannotSnapshot(_OfSomeEnvs, TypeError):
 
     Give such envs the methods `get_state` and `set_state`; restore a snapshot into a pool of the same envs.
     """
+
+
+class DataError(ShoalError, ValueError):
+    """A file or a state is damaged, of another kind, or does not fit. Nothing of it was used: take another one."""
+
+
+class BadSnapshot(CannotSnapshot, DataError):
+    """A snapshot is damaged, does not fit this pool, or holds pickles that are not trusted."""
 
 
 class StepTimeout(_OfSomeEnvs, TimeoutError):

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.compiled import cache
+from shoal.compiled.numba_cpu import Machine
 
 pytest.importorskip("numba", reason="compiled envs need numba")
 
@@ -199,3 +201,80 @@ def test_each_function_that_uses_a_module_brings_its_own_names() -> None:
     assert fingerprint("", functions, {}, False) == before
     module.b = 3.0
     assert fingerprint("", functions, {}, False) != before
+
+
+# ---- who may write there -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings of the cache, each of which comes once in a process otherwise."""
+    found: list[str] = []
+    monkeypatch.setattr(cache, "_warn", lambda path, reason, remedy: found.append(f"{path}: {reason}; {remedy}"))
+    return found
+
+
+def machine() -> Any:
+    return Machine("symbol", False, b"code")
+
+
+def test_folder_and_files_are_for_the_user_alone(tmp_path: Path, heard: list[str]) -> None:
+    path = tmp_path / "deep" / "cache" / "a.kernel"
+    before = os.umask(0)  # of a user who shares everything
+    try:
+        cache.write(path, machine())
+    finally:
+        os.umask(before)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert cache.read(path) == machine()
+    assert heard == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o777, 0o1777])
+def test_a_folder_that_others_may_write_to_is_not_used(mode: int, tmp_path: Path, heard: list[str]) -> None:
+    path = tmp_path / "cache" / "a.kernel"
+    cache.write(path, machine())
+    path.parent.chmod(mode)
+    assert cache.read(path) is None
+    with pytest.raises(PermissionError, match="not this user's alone"):
+        cache.write(path, machine())
+    assert "others may write to it" in heard[0]
+    assert f"chmod go-w {path.parent}" in heard[0]
+
+
+def test_a_file_that_others_may_write_to_is_not_used_and_replaced(tmp_path: Path, heard: list[str]) -> None:
+    path = tmp_path / "cache" / "a.kernel"
+    cache.write(path, machine())
+    path.chmod(0o620)
+    assert cache.read(path) is None
+    assert "others may write to it (mode 620)" in heard[0]
+    cache.write(path, machine())
+    assert cache.read(path) == machine()
+
+
+def test_what_belongs_to_another_user_is_not_used(tmp_path: Path, heard: list[str], monkeypatch: Any) -> None:
+    path = tmp_path / "cache" / "a.kernel"
+    cache.write(path, machine())
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert cache.read(path) is None
+    with pytest.raises(PermissionError):
+        cache.write(path, machine())
+    assert f"belongs to the user with the number {owner}" in heard[0]
+
+
+def test_a_link_to_a_file_is_not_followed(tmp_path: Path, heard: list[str]) -> None:
+    path = tmp_path / "cache" / "a.kernel"
+    cache.write(path, machine())
+    os.rename(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert cache.read(path) is None
+
+
+def test_an_env_is_compiled_all_the_same_and_the_user_is_told(fresh_cache: Path) -> None:
+    fresh_cache.mkdir()
+    fresh_cache.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match=rf"does not use {fresh_cache}: .*chmod go-w .*SHOAL_CACHE_DIR"):
+        assert rewards(load(), backend="compiled") == [8.5, 9.5]
+    assert list(fresh_cache.iterdir()) == []

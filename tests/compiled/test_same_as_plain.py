@@ -10,6 +10,7 @@ import pytest
 import shoal
 from compiled.envs import ALL, CartPole, Nested, Tag
 from compiled.kit import assert_same
+from shoal.state.datafile import read_file, write_file
 
 pytest.importorskip("numba", reason="compiled envs need numba")
 
@@ -109,6 +110,18 @@ def test_snapshots_go_on_as_before(env: Any, tmp_path: Any) -> None:
     with shoal.Pool(env, 3, backend="compiled", num_workers=2) as other:
         other.restore(tmp_path / "state")
         assert_same(other.step(actions[0]), expected[0])
+
+
+@pytest.mark.parametrize("name", ["state", "rng", "seed", "episode"])
+def test_a_state_of_another_size_is_refused(name: str, tmp_path: Any) -> None:
+    with shoal.Pool(CartPole, 2, backend="compiled") as pool:
+        pool.reset(seed=5)
+        pool.snapshot(tmp_path / "state")
+        content = read_file(tmp_path / "state")
+        content["envs"][1][1][name] = np.zeros(0, np.uint8)
+        write_file(tmp_path / "state", content)
+        with pytest.raises(shoal.DataError, match="was not saved by backend"):
+            pool.restore(tmp_path / "state")
 
 
 def _copied(batch: shoal.Batch) -> shoal.Batch:

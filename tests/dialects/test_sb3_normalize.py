@@ -19,7 +19,7 @@ from dialects.sb3_envs import ENVS
 from dialects.sb3_kit import assert_close
 from envs import SPACES, SpaceEnv
 from shoal.dialects import sb3 as face
-from shoal.state.datafile import DataError
+from shoal.errors import DataError
 
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
 ODD: dict[str, Any] = {"clip_obs": 3.0, "clip_reward": 2.0, "gamma": 0.9, "epsilon": 1e-3}

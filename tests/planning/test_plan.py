@@ -297,3 +297,15 @@ def test_the_plan_says_why_nothing_was_measured() -> None:
 def test_a_misspelt_option_is_told_with_the_one_that_was_meant() -> None:
     with pytest.raises(TypeError, match="unknown option 'num_worker': did you mean num_workers"):
         shoal.Pool(Napping, 2, num_worker=1)
+
+
+@pytest.mark.parametrize("make", [shoal.Pool, shoal.make])
+def test_a_file_that_is_not_there_or_no_plan_is_told_by_its_option(make: Any, tmp_path: Path) -> None:
+    missing = str(tmp_path / "nofile.json")
+    with pytest.raises(FileNotFoundError, match=r"plan='.*nofile\.json' cannot be read, .*: expected a shoal\.Plan"):
+        make("CartPole-v1", plan=missing)
+    with pytest.raises(IsADirectoryError, match="plan='"):
+        make("CartPole-v1", plan=tmp_path)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(shoal.DataError, match=r"plan='.*other\.json': .*is not a plan"):
+        make("CartPole-v1", plan=tmp_path / "other.json")

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import sys
 import zipfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import pytest
 from gymnasium import spaces
 
 import shoal
-from shoal.state.datafile import DataError
+from shoal.errors import DataError
 from shoal.wrappers import Normalize, RunningMeanStd, wrap
 from shoal.wrappers.running import write_statistics
 from wrappers.kit import MANY, VECTOR, NoisyEnv, assert_same, play, stable_baselines
@@ -204,6 +205,16 @@ CONTENTS: dict[str, dict[str, Any]] = {
     "no returns": {"obs_rms": None, "ret_rms": None},
     "a variance below zero": {"obs_rms": None, "ret_rms": {"mean": 0.0, "var": -1.0, "count": 1.0}},
     "shapes": {"obs_rms": None, "ret_rms": {"mean": np.zeros(2), "var": np.ones(3), "count": 1.0}},
+    "returns of a shape": {"obs_rms": None, "ret_rms": {"mean": np.zeros(2), "var": np.ones(2), "count": 1.0}},
+    "a mean that is no number": {"obs_rms": None, "ret_rms": {"mean": float("nan"), "var": 1.0, "count": 1.0}},
+    "complex numbers": {"obs_rms": None, "ret_rms": {"mean": np.zeros((), complex), "var": 1.0, "count": 1.0}},
+    "a switch": {"training": 5, "obs_rms": None, "ret_rms": {"mean": 0.0, "var": 1.0, "count": 1.0}},
+    "keys": {"norm_obs_keys": "ab", "obs_rms": None, "ret_rms": {"mean": 0.0, "var": 1.0, "count": 1.0}},
+    "other keys": {
+        "norm_obs_keys": ["a"],
+        "obs_rms": {"b": {"mean": 0.0, "var": 1.0, "count": 1.0}},
+        "ret_rms": {"mean": 0.0, "var": 1.0, "count": 1.0},
+    },
     "settings": {"gamma": [], "obs_rms": None, "ret_rms": {"mean": 0.0, "var": 1.0, "count": 1.0}},
 }
 
@@ -290,6 +301,54 @@ def test_a_pickle_leaves_classes_as_they_are(cls: Any, tmp_path: Path, monkeypat
     spoilt = hasattr(cls, "harm")
     monkeypatch.delattr(cls, "harm", raising=False)
     assert not spoilt
+
+
+def bytes_of(value: Any) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def as_mean(mean: bytes) -> bytes:
+    """A VecNormalize whose statistics have this mean."""
+    statistics = b"cs\nRunningMeanStd\n)\x81}(" + _text("mean") + mean + _text("var") + b"K\x01"
+    statistics += _text("count") + b"K\x01ub"
+    return b"\x80\x04cs\nVecNormalize\n)\x81}(" + _text("obs_rms") + b"N" + _text("ret_rms") + statistics + b"ub."
+
+
+TYPE_O = (
+    b"cnumpy\ndtype\n" + bytes_of(("O8", False, True)) + b"R" + bytes_of((3, "|", None, None, None, -1, -1, 0)) + b"b"
+)
+NUMBERS = b"cnumpy._core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"
+TUPLES = b"K\x01\x85" + b"2\x86" * 60  # 2**60 parts
+HARM: dict[str, bytes] = {
+    "addresses as objects": as_mean(NUMBERS + b"(K\x01K\x01\x85" + TYPE_O + b"\x89C\x08AAAAAAAAtb"),
+    "a place in the memo for gigabytes": b"\x80\x04Nr" + (2**31).to_bytes(4, "little") + b"0" + as_mean(b"K\x01")[2:],
+    "a length of gigabytes": as_mean(b"\x96" + (2**40).to_bytes(8, "little") + b"aaaa"),
+    "a shape of gigabytes": as_mean(b"cnumpy\nndarray\n" + bytes_of(((2**33,),)) + b"R"),
+    "a key of 2**60 parts": as_mean(b"}" + TUPLES + b"K\x01s"),
+    "a key of 2**60 parts, among others": as_mean(b"}(" + TUPLES + b"K\x01u"),
+    "a key in an OrderedDict": as_mean(b"ccollections\nOrderedDict\n" + TUPLES + b"K\x01\x86\x85\x85R"),
+    "a set": as_mean(b"\x8f(" + TUPLES + b"\x90"),
+    "an attribute that is a method": b"\x80\x04cs\nRunningMeanStd\n)\x81}" + _text("as_data") + b"K\x01sb.",
+    "statistics that hold themselves": b"\x80\x04cs\nVecNormalize\n)\x81}" + _text("obs_rms") + b"}q\x00"
+    + _text("a") + b"h\x00ssb.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARM)
+def test_a_pickle_does_no_harm(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(HARM[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if name == "a place in the memo for gigabytes":
+        Normalize.load(tmp_path / "file")  # which is all that is wrong with it
+    else:
+        with pytest.raises(DataError):
+            Normalize.load(tmp_path / "file")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
+
+
+def test_the_pickle_above_is_one_but_for_its_mean(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(as_mean(b"K\x01"))
+    assert Normalize.load(tmp_path / "file").ret_rms.mean == 1.0
 
 
 # ---- Stable-Baselines3 ---------------------------------------------------------------------------------------

@@ -1,15 +1,13 @@
 """The compiled code of a class or a policy as an address: loaded from the cache, or compiled now and kept there.
 
-The cache is a folder with one file for each kernel, named by the hash of all that it depends on. LLVM alone loads
-object code where that is possible, so that later starts need no Numba.
+The cache (see `cache`) is a folder with one file for each kernel, named by the hash of all that it depends on. LLVM
+alone loads object code where that is possible, so that later starts need no Numba.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
-import json
 import os
 import sys
 import time
@@ -17,15 +15,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.compiled import random
+from shoal.compiled import cache, random
 from shoal.compiled.definition import Definition
 from shoal.compiled.fingerprint import fingerprint
 from shoal.compiled.numba_cpu import Machine, Source, compile_source, explain, explain_env
 from shoal.compiled.template import constants, kernel_source, policy_source
-from shoal.support.files import replacing
 from shoal.support.optional_dependencies import install
-
-MAGIC = b"shoal kernel 1\n"
 
 
 def available() -> bool:
@@ -53,8 +48,8 @@ def policy_address(definition: Definition, policy: Any, params: Sequence[Any]) -
 def _address(name: str, source: Source, explained: Callable[[Exception], Exception]) -> int:
     """Return the address of compiled source. `name` is for messages and files; `explained` makes errors of Numba's."""
     key = fingerprint(source.text, source.functions, source.values, source.debug)
-    path = _cache_folder() / f"{name}-{key}.kernel"
-    machine = _read(path) or _compile_and_keep(name, path, source, explained)
+    path = cache.cache_folder() / f"{name}-{key}.kernel"
+    machine = cache.read(path) or _compile_and_keep(name, path, source, explained)
     return int(_engine(machine).get_function_address(machine.symbol))
 
 
@@ -71,7 +66,7 @@ def _compile_and_keep(name: str, path: Path, source: Source, explained: Callable
         raise
     seconds = time.perf_counter() - began
     try:
-        _write(path, machine)
+        cache.write(path, machine)
         where = f"cached in {path.parent}"
     except OSError as error:
         where = f"not cached: {error}"
@@ -83,39 +78,6 @@ def _say(text: str) -> None:
     if sys.stderr is not None and os.environ.get("SHOAL_QUIET") != "1":
         sys.stderr.write(text)
         sys.stderr.flush()
-
-
-# ---- on disk ---------------------------------------------------------------------------------------------------
-
-
-def _cache_folder() -> Path:
-    """SHOAL_CACHE_DIR, or Shoal's folder in the user's cache: ~/.cache/shoal on Linux."""
-    from platformdirs import user_cache_path  # takes 3 ms, and most programs compile nothing
-
-    given = os.environ.get("SHOAL_CACHE_DIR")
-    return Path(given) if given else user_cache_path("shoal", appauthor=False)
-
-
-def _read(path: Path) -> Machine | None:
-    """Return what was written; None if nothing was, or the file is damaged."""
-    try:
-        data = path.read_bytes()
-        head, _, code = data.removeprefix(MAGIC).partition(b"\n")
-        about = json.loads(head)
-        if not data.startswith(MAGIC) or hashlib.sha256(code).hexdigest() != about["sha256"]:
-            return None
-        return Machine(about["symbol"], about["needs_numba"], code)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(path: Path, machine: Machine) -> None:
-    """Keep it. Several processes may do so at once."""
-    digest = hashlib.sha256(machine.code).hexdigest()
-    about = {"symbol": machine.symbol, "needs_numba": machine.needs_numba, "sha256": digest}
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with replacing(path) as file:
-        file.write(MAGIC + json.dumps(about).encode() + b"\n" + machine.code)
 
 
 # ---- in memory -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from shoal.compiled.random import begin_stream
 from shoal.compiled.task import Task
 from shoal.compiled.template import wide_type
 from shoal.envs.autoreset import KERNEL_MODES
+from shoal.errors import DataError
 from shoal.memory.messages import STATUS_ERROR
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import Slab
@@ -130,8 +131,8 @@ class CompiledEnvs:
             env, agent = divmod(row, self.group_size)
             if agent:
                 continue
-            if not isinstance(state, dict) or set(state) != {"state", "rng", "seed", "episode"}:
-                raise ValueError('the state was not saved by backend="compiled", and cannot be loaded by it')
+            if _kinds(state) != _kinds(self._save(env)):
+                raise DataError('the state was not saved by backend="compiled", and cannot be loaded by it')
             self._bytes[env], self.rngs[env] = state["state"], state["rng"]
             self.seeds[env], self.episodes[env] = state["seed"][0], state["episode"][0]
 
@@ -308,3 +309,10 @@ class KernelStepper(Stepper):
     def close(self) -> list[tuple[int, PackedError]]:
         self._core.close()
         return super().close()
+
+
+def _kinds(state: Any) -> Any:
+    """The types and shapes of the arrays of a saved state; None for what is none."""
+    if not isinstance(state, dict) or not all(isinstance(part, np.ndarray) for part in state.values()):
+        return None
+    return {name: (part.dtype, part.shape) for name, part in state.items()}

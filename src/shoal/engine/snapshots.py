@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from shoal.engine.scheduler import Scheduler
-from shoal.errors import CannotSnapshot
+from shoal.errors import BadSnapshot, CannotSnapshot
 from shoal.memory.answers import Ready
 from shoal.memory.copies import own_copy
 from shoal.memory.packed_errors import PackedError
@@ -42,12 +42,15 @@ def _refuse_failed(saved: list[Any]) -> None:
 
 
 def check(scheduler: Scheduler, snapshot: Snapshot) -> None:
-    """Raise CannotSnapshot unless the snapshot fits the pool's slab and makes sense: a file may say anything."""
+    """Raise BadSnapshot unless the snapshot fits the pool's slab and makes sense: a file may say anything."""
     table = scheduler.table
     check_fields(table.slab, _obs_fields(table.slab), snapshot.fields)
-    check_facts(snapshot.scheduler, snapshot.notes, table.count)
+    check_facts(snapshot.scheduler, snapshot.notes, snapshot.fields)
     if len(snapshot.envs) != table.count or len(snapshot.objects) != table.count:
-        raise CannotSnapshot("the snapshot is damaged: it has another number of envs than it says")
+        raise BadSnapshot("the snapshot is damaged: it has another number of envs than it says")
+    width = len(table.answers.objects_of(0))
+    if any(objects and len(objects) != width for objects in snapshot.objects):
+        raise BadSnapshot("the snapshot is damaged: an observation has more or fewer parts than its space")
 
 
 def restore(scheduler: Scheduler, snapshot: Snapshot, deadline: Deadline) -> tuple[Ready, list[int | None]]:

@@ -14,6 +14,7 @@ from gymnasium import Space
 
 from shoal.envs.autoreset import Mask
 from shoal.envs.group import Answers, GroupAdapter, Infos
+from shoal.errors import DataError
 from shoal.spaces.leaves import Array, assemble, flatten, get_path
 
 ENDED = "shoal_ended"  # among the saved arrays
@@ -104,12 +105,15 @@ class RowsEnv(GroupAdapter):
         return [{name: np.array(array[row]) for name, array in saved.items()} for row in rows]
 
     def load_rows(self, rows: Sequence[int], states: Sequence[dict[str, Array]]) -> None:
-        """The counterpart of `save_rows`."""
+        """The counterpart of `save_rows`. Raises DataError if these are not its states."""
         at = np.array(rows)
         whole = {}
-        for name in states[0]:
-            parts = np.stack([state[name] for state in states])
-            whole[name] = np.zeros((self.num_lanes, *parts.shape[1:]), parts.dtype)
-            whole[name][at] = parts
-        self._episodes.ended[at] = whole.pop(ENDED)[at]
-        self.env.load(whole, self._mask(at))
+        try:
+            for name in states[0]:
+                parts = np.stack([state[name] for state in states])
+                whole[name] = np.zeros((self.num_lanes, *parts.shape[1:]), parts.dtype)
+                whole[name][at] = parts
+            self._episodes.ended[at] = whole.pop(ENDED)[at]
+            self.env.load(whole, self._mask(at))
+        except Exception as error:  # a file may say anything
+            raise DataError(f"the state does not fit ({type(error).__name__}: {error!s:.200})") from error

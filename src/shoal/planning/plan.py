@@ -22,7 +22,7 @@ from shoal.backends.base import BlockSpec
 from shoal.backends.processes import ProcessWorker
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
-from shoal.errors import BadEnv
+from shoal.errors import BadEnv, DataError
 from shoal.options import PoolOptions
 from shoal.support.checks import check_choice, number, whole_number
 from shoal.support.cores import usable_cores
@@ -99,13 +99,13 @@ class Plan:
         """Read what `save` has written.
 
         Raises:
-            ValueError: it is no plan, or one that cannot be.
+            DataError: it is no plan, or one that cannot be.
             OSError: it cannot be read.
         """
         try:
             return cls._from_document(json.loads(Path(path).read_text()))
         except (ValueError, RecursionError) as error:  # what is no JSON, or no text, is a ValueError too
-            raise ValueError(f"{str(path)!r} is not a plan that can be used: {error}") from error
+            raise DataError(f"{str(path)!r} is not a plan that can be used: {error!s:.500}") from error
 
     @classmethod
     def _from_document(cls, document: Any) -> Plan:
@@ -143,7 +143,7 @@ def with_plan(options: PoolOptions, env: Any, num_envs: int | None) -> tuple[Poo
     """
     if options.plan is None:
         return options, num_envs
-    plan = Plan.load(options.plan) if isinstance(options.plan, str | os.PathLike) else options.plan
+    plan = _from_file(options.plan) if isinstance(options.plan, str | os.PathLike) else options.plan
     if not isinstance(plan, Plan):
         raise TypeError(f"plan: expected a shoal.Plan or the file of one, found {plan!r}")
     kind = registry.find(plan.backend)
@@ -168,6 +168,16 @@ def with_plan(options: PoolOptions, env: Any, num_envs: int | None) -> tuple[Poo
     if num_envs is None and (isinstance(env, str) or not isinstance(env, Sequence)):
         num_envs = plan.num_envs
     return replace(options, backend=plan.backend, num_workers=plan.num_workers, plan=plan, **batch), num_envs
+
+
+def _from_file(path: str | os.PathLike[str]) -> Plan:
+    try:
+        return Plan.load(path)
+    except DataError as error:
+        raise DataError(f"plan={str(path)!r}: {error}") from error
+    except OSError as error:  # it stays of its own type, such as FileNotFoundError
+        advice = "expected a shoal.Plan, or the name of a file that Plan.save or `shoal tune` has written"
+        raise OSError(error.errno, f"plan={str(path)!r} cannot be read, {error.strerror}: {advice}") from error
 
 
 def contradiction(name: str, value: Any, planned: Any) -> ValueError:

@@ -26,6 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.errors import DataError
+from shoal.state import generators
+from shoal.state.sizes import check_content, check_key, check_zip
 from shoal.support.files import replacing
 
 Array = npt.NDArray[Any]
@@ -33,6 +36,7 @@ Node = Any  # what JSON can hold: a list is a tag and its parts, all else stands
 Place = Any  # where a value is, for messages: a text, or a pair of the place of its container and its key in that
 
 WHAT, VERSION = "shoal snapshot", 1
+EQUAL_BYTES = 64 << 20  # of all arrays of equal entries that are written as one: a small file must not fill the memory
 INLINE_BYTES = 512  # smaller arrays are in the document: a file of thousands of arrays is slow
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _UNFINISHED = object()
@@ -44,10 +48,6 @@ class CannotSave(Exception):
     def __init__(self, reason: str, final: bool = False):
         super().__init__(reason)
         self.final = final  # there is no other way either, as pickle would silently lose the same thing
-
-
-class DataError(ValueError):
-    """A file or state is damaged, of another kind, or does not fit."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Encoder:
         self._alive: list[Any] = []  # keeps the objects, as a new object may get the id of one that is gone
         self._unfinished: set[int] = set()
         self._found: list[tuple[Place, Array]] = []
+        self._equal_bytes = 0
 
     def node(self, value: Any, place: Place) -> Node:
         """The node of one value."""
@@ -147,7 +148,9 @@ class Encoder:
     def _data(self, dense: Array, name: str) -> Node:
         if name:
             data, first = dense.tobytes(), dense.reshape(-1)[:1].tobytes()
-            if dense.size > 1 and data == first * dense.size:  # all entries equal, as in the bounds of most spaces
+            equal = dense.size > 1 and self._equal_bytes + len(data) <= EQUAL_BYTES
+            if equal and data == first * dense.size:  # as in the bounds of most spaces
+                self._equal_bytes += len(data)
                 return ["all", _text(first)]
             if len(data) <= INLINE_BYTES:
                 return _text(data)
@@ -178,8 +181,9 @@ class Decoder:
     """Turns nodes into values again."""
 
     def __init__(self, arrays: Sequence[Array]):
-        self._arrays = arrays
+        self._arrays: list[Array | None] = list(arrays)  # None for one that was used: each is one value's
         self._values: list[Any] = []  # by their numbers
+        self._equal_bytes = 0
 
     def decode(self, node: Node) -> Any:
         """The value of a node. Raises DataError if it is damaged."""
@@ -229,26 +233,37 @@ class Decoder:
         self.number(made)
         if tag == "dict":
             for key, item in zip(parts[::2], parts[1::2], strict=True):
-                name = self.value(key)  # before the item, as numbers were given in this order
+                name = check_key(self.value(key))  # before the item, as numbers were given in this order
                 made[name] = self.value(item)
         elif tag == "set":
-            made.update([self.value(part) for part in parts])
+            made.update([check_key(self.value(part)) for part in parts])
         else:
             made.extend([self.value(part) for part in (parts[1:] if tag == "deque" else parts)])
         return made
 
     def _array(self, name: str, shape: list[int], axes: list[int], writeable: bool, data: Node) -> Array:
-        dense: Array
+        if not all(type(size) is int and size >= 0 for size in shape):
+            raise DataError(f"the data are damaged: no array has the shape {shape!r:.40}")
+        dense: Array | None
         if isinstance(data, int):
-            dense = self._arrays[data] if not name else self._arrays[data].view(np.dtype(name))
+            dense, self._arrays[data] = self._arrays[data], None
+            if dense is None or not dense.itemsize:
+                raise DataError("the data are damaged: an array is used twice, or has nothing in it")
+            dense = dense.view(_dtype(name)) if name else dense
         else:
-            raw = _bytes(data[1]) * math.prod(shape) if isinstance(data, list) else _bytes(data)
-            dense = np.frombuffer(raw, np.dtype(name))
-        array: Array = dense.reshape(shape).copy()
+            raw = self._equal(_bytes(data[1]), math.prod(shape)) if isinstance(data, list) else _bytes(data)
+            dense = np.frombuffer(raw, _dtype(name))
+        array: Array = check_content(dense.reshape(shape).copy())
         if axes != list(range(len(shape))):
             array = array.transpose([axes.index(i) for i in range(len(axes))])
         array.flags.writeable = writeable
         return array
+
+    def _equal(self, entry: bytes, count: int) -> bytes:
+        self._equal_bytes += len(entry) * count
+        if self._equal_bytes > EQUAL_BYTES:
+            raise DataError(f"the data are damaged: arrays of equal entries take more than {EQUAL_BYTES >> 20} MiB")
+        return entry * count
 
 
 def words(place: Place) -> str:
@@ -330,37 +345,26 @@ def _text(data: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)
+    return base64.b64decode(_checked(str, text), validate=True)
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    """The type with this name, if `dtype_name` could have given it: numpy makes types of many other things."""
+    made: np.dtype[Any] = np.dtype(_checked(str, name))
+    if dtype_name(made) != name:
+        raise DataError(f"the data are damaged: {name!r:.40} is no plain type")
+    return made
+
+
+def _checked(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise DataError(f"the data are damaged: expected a {kind.__name__}, found a {type(value).__name__}")
+    return value
 
 
 def _float(value: float) -> Node:
     # JSON has no word for nan, which has a payload, nor for infinity.
     return float(value) if math.isfinite(value) else ["float", struct.pack(">d", value).hex()]
-
-
-def _make_bits(parts: list[Any]) -> np.random.BitGenerator:
-    name, state, seeds = parts
-    kind = getattr(np.random, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
-        raise DataError(f"the data are damaged: numpy has no bit generator {name!r}")
-    bits: np.random.BitGenerator = kind(0 if seeds is None else np.random.SeedSequence(**seeds))
-    if name == "MT19937" and not 0 <= state["state"]["pos"] <= 624:
-        raise DataError("the data are damaged: a random generator's position is out of range")  # numpy checks nothing
-    bits.state = state
-    return bits
-
-
-def _make_random_state(parts: list[Any]) -> np.random.RandomState:
-    bits, has_gauss, gauss = parts
-    made = np.random.RandomState(bits)
-    made.set_state({**bits.state, "has_gauss": has_gauss, "gauss": gauss})
-    return made
-
-
-def _make_random(parts: list[Any]) -> random.Random:
-    made = random.Random(0)
-    made.setstate(parts[0])
-    return made
 
 
 _GROWING: dict[str, type] = {"list": list, "dict": dict, "set": set, "deque": deque}
@@ -380,18 +384,18 @@ _MAKE_ATOM: dict[str, Callable[..., Any]] = {
     "float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
     "complex": lambda real, imag: complex(float(real), float(imag)),
     "bytes": _bytes,
-    "str_": np.str_,
+    "str_": lambda text: np.str_(_checked(str, text)),
     "bytes_": lambda text: np.bytes_(_bytes(text)),
-    "scalar": lambda name, text: np.frombuffer(_bytes(text), np.dtype(name), 1)[0],
-    "dtype": np.dtype,
+    "scalar": lambda name, text: check_content(np.frombuffer(_bytes(text), _dtype(name), 1))[0],
+    "dtype": lambda name: _dtype(name),
 }
 _MAKE_WHOLE: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
-    "frozenset": frozenset,
-    "bits": _make_bits,
-    "generator": lambda parts: np.random.Generator(parts[0]),
-    "randomstate": _make_random_state,
-    "random": _make_random,
+    "frozenset": lambda parts: frozenset(map(check_key, parts)),
+    "bits": generators.make_bits,
+    "generator": generators.make_generator,
+    "randomstate": generators.make_random_state,
+    "random": generators.make_random,
 }
 
 
@@ -434,9 +438,10 @@ def read_document(path: str | os.PathLike[str], kind: str, newest: int) -> tuple
     name = os.fspath(path)  # which refuses the number of a descriptor: open would take it, and close it
     with open(name, "rb") as file:
         try:
+            check_zip(file)
             with np.load(file, allow_pickle=False) as members:
                 header = json.loads(bytes(members["document"]))
-                arrays = [members[f"array_{i}"] for i in range(len(members.files) - 1)]
+                arrays = [check_content(members[f"array_{i}"]) for i in range(len(members.files) - 1)]
             what, version = header["what"], header["version"]
         except Exception as error:
             raise DataError(f"{name} is damaged or no {kind}") from error

@@ -35,9 +35,10 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle, RecordConstructorArgs
 
 from shoal.envs.wrapper_layers import layers_of, name_of
+from shoal.errors import DataError
 from shoal.state import datafile
 from shoal.state.constants import ADVICE, ATOMS, MISSING, Constants
-from shoal.state.datafile import GENERATORS, CannotSave, DataError, Decoder, Encoder, Place
+from shoal.state.datafile import GENERATORS, CannotSave, Decoder, Encoder, Place
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,31 @@ def load_env(state: EnvState, env: Any) -> Any:
     if state.kind not in ("own", "fields"):
         raise DataError(f"the state is of kind {state.kind!r}, which is unknown")
     try:
-        document, decoder = json.loads(state.content["document"]), _EnvDecoder(state.content["arrays"], layers)
-        _check_classes(document["layers"], layers)
-        saved_random, saved_own, saved_fields = (document[name] for name in ("random", "own", "fields"))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        _load_data(state.content, layers)
+    except DataError:
+        raise
+    except Exception as error:  # a file may say anything, so anything may go wrong
         raise DataError(f"the state is damaged ({type(error).__name__}: {error})") from error
+    return env
+
+
+def _load_data(content: Any, layers: Sequence[Any]) -> None:
+    document, decoder = json.loads(content["document"]), _EnvDecoder(content["arrays"], layers)
+    _check_classes(document["layers"], layers)
+    saved_random, saved_own, saved_fields = (document[name] for name in ("random", "own", "fields"))
     saved_generators = [(i, decoder.decode(node)) for i, node in saved_random]
     states = [(i, decoder.decode(node)) for i, node in saved_own]
-    for i, state in reversed(states):
-        layers[i].set_state(state)
+    for i, own in reversed(states):
+        try:
+            layers[i].set_state(own)
+        except Exception as error:
+            text = f"{possessive(layers, i)} set_state(state) raised {type(error).__name__}: {error}"
+            raise DataError(f"the state does not fit: {text}") from error
     for i, found in saved_generators:
         _set_generators(layers[i], found, decoder)
     fields = [(i, decoder.fields(i, nodes)) for i, nodes in saved_fields]
     for i, values in fields:
         replace_attributes(layers[i], values)
-    return env
 
 
 def _check_classes(saved: list[str], layers: Sequence[Any]) -> None:
@@ -166,6 +177,8 @@ def _why_not_fields(layers: list[Any], index: int) -> CannotSave | None:
 def _set_generators(layer: Any, found: dict[str, Any], decoder: Decoder) -> None:
     for name, saved in found.items():
         present = attributes(layer).get(name)
+        if not _are_generators(name, saved):
+            raise DataError(f"the state is damaged: {name!r:.40} of {type(layer).__name__} is no random generator")
         if not isinstance(saved, list):
             put_attributes(layer, {name: _revived(present, saved, decoder)})
             continue
@@ -174,6 +187,13 @@ def _set_generators(layer: Any, found: dict[str, Any], decoder: Decoder) -> None
             raise DataError(f"the env's attribute {name!r} is not the space that was saved")
         for space, generator in zip(spaces, saved, strict=True):
             vars(space)["_np_random"] = _revived(vars(space).get("_np_random"), generator, decoder)
+
+
+def _are_generators(name: str, saved: Any) -> bool:
+    """Whether this is what `generators` finds: it is put into spaces that the caller draws from, too."""
+    if isinstance(saved, list):
+        return all(isinstance(one, np.random.Generator | None) for one in saved)
+    return isinstance(saved, int | None) if name == "_np_random_seed" else isinstance(saved, GENERATORS)
 
 
 def _revived(present: Any, saved: Any, decoder: Decoder) -> Any:
@@ -260,7 +280,11 @@ class _EnvDecoder(Decoder):
 
     def fields(self, index: int, nodes: Any) -> dict[str, Any]:
         """The attributes that the layer is to have."""
-        fresh = attributes(self._layers[index])
+        layer = self._layers[index]
+        fresh = attributes(layer)
+        for name, _ in nodes:
+            if type(name) is not str or is_fixed(layer, name, None):
+                raise DataError(f"the state is damaged: it sets the attribute {name!r:.40} of {type(layer).__name__}")
         return {name: self._field(node, fresh.get(name)) for name, node in nodes}
 
     def _field(self, node: Any, fresh: Any) -> Any:
@@ -294,9 +318,13 @@ class _EnvDecoder(Decoder):
         kind = next((found for found in self._constants.named(module, name) if isinstance(found, type)), None)
         if kind is None or not _is_record(kind):
             raise DataError(f"the state needs the class {module}.{name}, which is not there or no space")
+        if not all(type(key) is str for key in parts[::2]):
+            raise DataError(f"the state is damaged: an attribute of a {name} has no name")
         made: Any = object.__new__(kind)
         self.number(made)
         put_attributes(made, {key: self.value(node) for key, node in zip(parts[::2], parts[1::2], strict=True)})
+        if isinstance(made, Space) and not isinstance(vars(made).get("_np_random"), np.random.Generator | None):
+            raise DataError(f"the state is damaged: a {name} has no random generator")
         return made
 
 

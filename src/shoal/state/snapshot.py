@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import CannotSnapshot
+from shoal.errors import BadSnapshot, CannotSnapshot, DataError
 from shoal.memory.copies import own_copy
-from shoal.memory.messages import Note
+from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_FINAL, STATUS_NOTE, Note
 from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.state.datafile import CannotSave, read_file, write_file
 from shoal.state.env_state import EnvState
+from shoal.state.sizes import count_parts
 
 LANE_FIELDS = ("ended", "run_return", "run_length", "done_ns")  # beside the rows of the frames
 
@@ -74,23 +75,24 @@ class Snapshot:
         """Read a file. Runs no code of the file's; `trusted` lets `Pool.restore` do so where envs were pickled.
 
         Raises:
-            CannotSnapshot: it is damaged, no snapshot, or of a newer version.
+            BadSnapshot: it is damaged, no snapshot, or of a newer version.
         """
         try:
-            content = read_file(path)
-            envs = [(EnvState(kind, state), first_seed) for kind, state, first_seed in content.pop("envs")]
-            return cls(envs=envs, trusted=trusted, **content)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CannotSnapshot(f"{os.fspath(path)} cannot be read: {error}") from error
+            content = _checked(read_file(path))
+        except DataError as error:
+            raise BadSnapshot(f"{os.fspath(path)} cannot be read: {error}") from error
+        envs = [(EnvState(kind, state), first_seed) for kind, state, first_seed in content.pop("envs")]
+        return cls(envs=envs, trusted=trusted, **content)
 
     def check(self, about: dict[str, Any]) -> None:
-        """Raise CannotSnapshot unless it fits a pool that is described so."""
+        """Raise BadSnapshot unless it fits a pool that is described so."""
         for what, here in about.items():
             there = self.about.get(what)
             if there != here:
-                raise CannotSnapshot(f"the snapshot does not fit: its {what} is {there}, and the pool's is {here}")
+                text = f"its {what} is {there!s:.200}, and the pool's is {here}"
+                raise BadSnapshot(f"the snapshot does not fit: {text}")
         if self.pickled and not self.trusted:
-            raise CannotSnapshot(
+            raise BadSnapshot(
                 f"the states of envs {self.pickled[:8]} are pickles, which run code when they are loaded: pass "
                 "trusted=True if you trust the file, or give the env get_state() and set_state(state)",
                 self.pickled,
@@ -105,31 +107,71 @@ def read_fields(slab: Slab, leaves: Sequence[str], slots: Any) -> dict[str, Any]
 
 
 def check_fields(slab: Slab, leaves: Sequence[str], fields: dict[str, Any]) -> None:
-    """Raise CannotSnapshot unless these are the fields of this slab, and no others: a file may say anything."""
+    """Raise BadSnapshot unless these are the fields of this slab, and no others: a file may say anything."""
     names = {*FRAME_FIELDS, *LANE_FIELDS, *leaves}
     if set(fields) != names:
-        raise CannotSnapshot(f"the snapshot does not fit: its fields differ in {sorted(names ^ set(fields))[:4]}")
+        different = sorted(map(str, names ^ set(fields)))
+        raise BadSnapshot(f"the snapshot does not fit: its fields differ in {different[:4]}")
     for name, values in fields.items():
         array = slab.array(name)
         shape = array.shape[1:] if name not in LANE_FIELDS else array.shape
         if not isinstance(values, np.ndarray) or values.dtype != array.dtype or values.shape != shape:
-            raise CannotSnapshot(f"the snapshot does not fit: its field {name!r} has another shape or type")
+            raise BadSnapshot(f"the snapshot does not fit: its field {name!r} has another shape or type")
 
 
-def check_facts(facts: dict[str, Any], notes: dict[int, Any], lanes: int) -> None:
-    """Raise CannotSnapshot unless the scheduler's part makes sense for so many lanes."""
+def check_facts(facts: dict[str, Any], notes: dict[int, Any], fields: dict[str, Any]) -> None:
+    """Raise BadSnapshot unless the scheduler's part makes sense, and its notes are those that `fields` tell of."""
+    lanes, status = len(fields["status"]), fields["status"]
     try:
-        named = [*facts["pending"], *facts["must_reset"], *(loss[0] for loss in facts["due"]), *notes]
+        pending = facts["pending"]
+        named = [*pending, *facts["must_reset"], *(loss[0] for loss in facts["due"]), *notes]
         whole = all(type(lane) is int and 0 <= lane < lanes for lane in named)
+        whole &= all(type(facts[name]) is list for name in ("pending", "must_reset", "due"))
         whole &= all(len(facts[name]) == lanes for name in ("seeds", "counts", "first_seeds"))
-        whole &= all(type(count) is int for count in facts["counts"])
-        seeds = [*facts["seeds"], *facts["first_seeds"]]
-        whole &= all(seed is None or type(seed) is int for seed in seeds)
-        whole &= set(notes) <= set(facts["pending"]) and len(set(facts["pending"])) == len(facts["pending"])
-    except (KeyError, TypeError, IndexError, AttributeError):
+        whole &= all(type(count) is int and 0 <= count < 2**63 for count in facts["counts"])
+        whole &= all(_is_seed(seed) for seed in [*facts["seeds"], *facts["first_seeds"]])
+        whole &= all(tuple(map(type, loss)) == (int, str, str, bool, int) for loss in facts["due"])
+        whole &= len(set(pending)) == len(pending) and int(fields["ended"].max(initial=0)) <= 1
+        # An answer that tells of a note which is not there would be waited for without end.
+        whole &= set(notes) == {lane for lane in pending if status[lane] & STATUS_NOTE}
+        finals = any(name.startswith("final.") for name in fields)
+        whole &= not any(status[lane] & (STATUS_ERROR if finals else STATUS_ERROR | STATUS_FINAL) for lane in pending)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError):
         whole = False
     if not whole:
-        raise CannotSnapshot("the snapshot is damaged: what it says about its lanes makes no sense")
+        raise BadSnapshot("the snapshot is damaged: what it says about its lanes makes no sense")
+
+
+def _is_seed(seed: Any) -> bool:
+    """Whether it is None or a number of a size that can be worked with."""
+    return seed is None or (type(seed) is int and seed.bit_length() <= 4096)
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """What a file holds. Raises DataError unless it has the parts of a snapshot, and no other types in them."""
+    kinds = {"about": dict, "envs": list, "fields": dict, "objects": list, "notes": dict, "scheduler": dict}
+    if type(content) is not dict or {name: type(part) for name, part in content.items()} != kinds:
+        raise DataError("it does not have the parts of a snapshot")
+    whole = all(type(name) is str for name in [*content["about"], *content["fields"]])
+    whole = whole and all(type(value) is str or _is_seed(value) for value in content["about"].values())
+    for env in content["envs"]:
+        whole = whole and type(env) is tuple and len(env) == 3 and type(env[0]) is str and _is_state(env[1])
+        whole = whole and (_is_seed(env[2]) or (type(env[2]) is str and env[2] == NO_SEED))
+    whole = whole and all(type(objects) in (list, type(None)) for objects in content["objects"])
+    whole = whole and all(type(info) is dict for info in content["notes"].values())
+    if not whole:
+        raise DataError("it is damaged: parts of it are of types that no snapshot has")
+    for name in ("objects", "notes", "scheduler"):
+        count_parts(content[name])
+    return content
+
+
+def _is_state(content: Any) -> bool:
+    """Whether this can be the content of an EnvState: bytes, nothing, or texts and arrays by name."""
+    if type(content) is not dict:
+        return content is None or type(content) is bytes
+    parts = [part for value in content.values() for part in (value if type(value) is list else [value])]
+    return all(type(name) is str for name in content) and all(type(part) in (str, np.ndarray) for part in parts)
 
 
 def write_fields(slab: Slab, fields: dict[str, Any], slot: int) -> None:

@@ -11,14 +11,16 @@ from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def replacing(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, durable: bool = False, private: bool = False) -> Iterator[BinaryIO]:
     """Open a new file, which takes the place of `path` at the end of the block; if that raises, `path` stays as it was.
 
-    A durable file survives a crash of the machine: this waits until the disk has it.
+    A durable file survives a crash of the machine: this waits until the disk has it. A private one is for its owner
+    alone, whatever the umask says.
     """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
-        with open(partial, "xb") as file:
+        mode = 0o600 if private else 0o666
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             if durable:
                 file.flush()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from shoal.errors import DataError
 from shoal.ranks import Ranks
-from shoal.state.datafile import DataError
 from shoal.support.checks import number, positive_number
 from shoal.wrappers import running
 from shoal.wrappers.base import Array, Bound, Part, Rows, Transform, box_parts, part_of, put_rows, with_parts
@@ -206,8 +206,11 @@ class Normalize(Transform):
         try:
             new = cls(**{name: content[name] for name in running.SETTINGS if name in content})
             new.set_statistics(content["obs_rms"], content["ret_rms"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{os.fspath(path)} has no normalization in it: {error}") from error
+            keys = new.norm_obs_keys
+            if keys is not None and isinstance(new.obs_rms, dict) and new.obs_rms.keys() != set(keys):
+                raise ValueError(f"its statistics are not those of norm_obs_keys, which are {keys}")
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise DataError(f"{os.fspath(path)} has no normalization in it: {error!s:.200}") from error
         return new
 
     def set_statistics(self, obs_rms: Any, ret_rms: Any) -> None:
@@ -220,6 +223,8 @@ class Normalize(Transform):
             one = isinstance(obs_rms.get("count"), float)
             new = from_data(obs_rms) if one else {key: from_data(value) for key, value in obs_rms.items()}
         returns = from_data(ret_rms)
+        if returns.mean.shape:
+            raise DataError(f"returns are numbers, and these statistics have the shape {returns.mean.shape}")
         if hasattr(self, "bound") and self.norm_obs:
             parts = box_parts(self.bound.observation_space, self.norm_obs_keys, "Normalize")
             _check_shapes(_by_part(new), parts)

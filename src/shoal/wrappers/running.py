@@ -5,11 +5,8 @@ The files are our own, and the pickles of Stable-Baselines, which are read witho
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from shoal import native
+from shoal.errors import DataError
 from shoal.ranks import Ranks
-from shoal.state.datafile import DataError, read_document, read_file, write_document
+from shoal.state.datafile import read_document, read_file, write_document
 from shoal.wrappers.base import Array
+from shoal.wrappers.sb3_pickles import read_pickle
 
 KIND, VERSION = "shoal normalization", 2
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
@@ -91,13 +90,16 @@ class RunningMeanStd:
     @classmethod
     def from_data(cls, data: Any) -> RunningMeanStd:
         """The statistics that `as_data` returned. Raises DataError if these are none."""
+        new = cls()
         try:
-            new = cls()
-            new.mean, new.var = np.array(data["mean"], np.float64), np.array(data["var"], np.float64)
-            new.count = float(data["count"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"these are no statistics: {error}") from error
-        if new.mean.shape != new.var.shape or not new.count > 0 or not (new.var >= 0).all():
+            mean, var = np.asarray(data["mean"]), np.asarray(data["var"])
+            if mean.dtype.kind not in "biuf" or var.dtype.kind not in "biuf":
+                raise DataError(f"these are no statistics: they are of {mean.dtype} and {var.dtype}")
+            new.mean, new.var, new.count = np.array(mean, np.float64), np.array(var, np.float64), float(data["count"])
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+            raise DataError(f"these are no statistics: {error!s:.200}") from error
+        finite = np.isfinite(new.mean).all() and np.isfinite(new.var).all() and np.isfinite(new.count)
+        if not finite or new.mean.shape != new.var.shape or not new.count > 0 or not (new.var >= 0).all():
             raise DataError("these are no statistics: mean, variance and count do not fit each other")
         return new
 
@@ -196,7 +198,18 @@ def read_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = _read_pickle(path)
     if not isinstance(content, dict):
         raise DataError(f"{os.fspath(path)} has no normalization in it: expected a file that save() has written")
+    _check_settings(content, os.fspath(path))
     return content
+
+
+def _check_settings(content: dict[str, Any], name: str) -> None:
+    """Raise DataError for settings that Normalize takes as they are; it checks its numbers itself."""
+    switches = [content[switch] for switch in ("training", "norm_obs", "norm_reward") if switch in content]
+    if not all(isinstance(switch, bool | np.bool_) for switch in switches):
+        raise DataError(f"{name} is damaged: its switches are not all true or false")
+    keys = content.get("norm_obs_keys")
+    if keys is not None and not (isinstance(keys, list | tuple) and all(type(key) is str for key in keys)):
+        raise DataError(f"{name} is damaged: norm_obs_keys is no list of texts")
 
 
 def _read_document(path: str | os.PathLike[str]) -> Any:
@@ -209,21 +222,15 @@ def _read_document(path: str | os.PathLike[str]) -> Any:
 
     try:
         return json.loads(header["value"], object_hook=restored)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise DataError(f"{os.fspath(path)} is damaged: {error}") from error
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{os.fspath(path)} is damaged: {error!s:.200}") from error
 
 
 def _read_pickle(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
-        found = _Unpickler(io.BytesIO(Path(path).read_bytes())).load()
-    except Exception as error:
-        raise DataError(f"{os.fspath(path)} is no normalization of Stable-Baselines: {error}") from error
-    if isinstance(found, RunningMeanStd):
-        return found.as_data()
-    if not isinstance(found, _VecNormalize):
-        raise DataError(f"{os.fspath(path)} holds a {type(found).__name__}, no VecNormalize")
-    content = {name: getattr(found, name) for name in SETTINGS if hasattr(found, name)}
-    return content | {name: data_of(getattr(found, name, None)) for name in ("obs_rms", "ret_rms")}
+        return read_pickle(Path(path).read_bytes())
+    except DataError as error:
+        raise DataError(f"{os.fspath(path)}: {error}") from error
 
 
 def data_of(statistics: Any) -> Any:
@@ -233,46 +240,3 @@ def data_of(statistics: Any) -> Any:
     if isinstance(statistics, dict):
         return {key: data_of(value) for key, value in statistics.items()}
     return RunningMeanStd.as_data(statistics)
-
-
-class _VecNormalize:
-    """Stands for Stable-Baselines' VecNormalize."""
-
-
-class _Inert:
-    """Stands for parts that are not needed: spaces, random generators. It takes any arguments and any state."""
-
-    def __init__(self, *_: Any, **__: Any):
-        pass
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-# The only names that a pickle may use as they are.
-_HARMLESS = {
-    ("numpy", "ndarray"), ("numpy", "dtype"), ("collections", "OrderedDict"), ("builtins", "set"),
-    ("builtins", "frozenset"), ("_codecs", "encode"),
-    *((f"{core}.{module}", name) for core in ("numpy.core", "numpy._core")
-      for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))),
-}  # fmt: skip
-_INERT = re.compile(r"(gym|gymnasium)\.spaces(\.\w+)*|numpy\.random\.\w+")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes the parts of a VecNormalize that are needed, and nothing else."""
-
-    def __init__(self, file: io.BytesIO):
-        super().__init__(file)
-        # Classes for this file alone, as a pickle may set attributes of classes, too.
-        bases = (("VecNormalize", _VecNormalize), ("RunningMeanStd", RunningMeanStd), ("_Inert", _Inert))
-        self._own: dict[str, Any] = {name: type(name, (base,), {}) for name, base in bases}
-
-    def find_class(self, module: str, name: str) -> Any:
-        if name in ("VecNormalize", "RunningMeanStd"):
-            return self._own[name]
-        if (module, name) in _HARMLESS:
-            return super().find_class(module, name)
-        if _INERT.fullmatch(module) and "." not in name:
-            return self._own["_Inert"]
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
