@@ -134,7 +134,7 @@ class BadAction(ShoalError, ValueError):
     """An action, or an env id that came with it, does not fit. Nothing was sent: correct it and call again."""
 
 
-class BadCall(ShoalError, ValueError):
+class BadCall(ShoalError, TypeError, ValueError):
     """The envs cannot carry out this call. Nothing was sent: correct it and call again."""
 
 

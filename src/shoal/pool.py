@@ -22,7 +22,16 @@ from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
 from shoal.rollout import roll_out
 from shoal.state.snapshot import Snapshot
-from shoal.support.checks import Ids, Options, Seed, check_ids, spread_options, spread_seed, whole_number
+from shoal.support.checks import (
+    Ids,
+    Options,
+    Seed,
+    check_ids,
+    refuse_pickling,
+    spread_options,
+    spread_seed,
+    whole_number,
+)
 from shoal.support.deadline import NEVER, Deadline
 
 __all__ = ["Pool"]
@@ -387,6 +396,8 @@ class Pool:
         errors = self._workers.close(Deadline.after(timeout))
         self._slab.close()
         return errors
+
+    __reduce__ = refuse_pickling
 
     def __enter__(self) -> Pool:
         return self

@@ -6,13 +6,16 @@ their env, and after close every call says so.
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -244,6 +247,21 @@ def test_close_twice_and_use_after_it(face: Face, backend: str) -> None:
     for use in (*uses, lambda: face.reset(envs), *face.other_uses(envs)):
         with pytest.raises(face.closed):
             use()
+
+
+# A BatchEnv is a list of envs, each of which says for itself whether it can be pickled.
+POOLS = [pytest.param(face, id=name) for name, face in FACES.items() if name != "batch_env"]
+
+
+@pytest.mark.parametrize("face", POOLS)
+def test_it_cannot_be_pickled_or_copied(face: Face, backend: str) -> None:
+    with face.open([CountEnv] * 3, backend) as envs:
+        face.reset(envs, seed=0)
+        for act in (pickle.dumps, cloudpickle.dumps, copy.copy, copy.deepcopy):
+            for one in (envs, face.pool(envs)):
+                with pytest.raises(TypeError, match=r"cannot be pickled or copied.*the function that makes it"):
+                    act(one)
+        assert_goes_on(face, envs)
 
 
 @halves

@@ -151,3 +151,15 @@ def test_an_old_env_that_returns_nonsense() -> None:
         pool.reset()
         with pytest.raises(TypeError, match="obs, reward, done, info"):
             pool.step([0])
+
+
+def test_an_old_env_whose_done_is_a_text() -> None:
+    class Odd(OldEnv):
+        def step(self, action: Any) -> Any:
+            observation, reward, _, info = super().step(action)
+            return observation, reward, "False", info
+
+    with shoal.Pool(Odd, 1, backend="serial") as pool:
+        pool.reset()
+        with pytest.raises(TypeError, match=r"env 0 raised in step.*done must be a bool, got 'False'"):
+            pool.step([0])

@@ -336,6 +336,8 @@ WRONGS: dict[str, Callable[..., Any]] = {
     "reward text": lambda o, r, *rest: (o, "1.5", *rest),
     "reward array": lambda o, r, *rest: (o, np.ones(2), *rest),
     "flag array": lambda o, r, t, *rest: (o, r, np.ones(2), *rest),
+    "flag text": lambda o, r, t, *rest: (o, r, "False", *rest),
+    "flag bytes": lambda o, r, t, u, info: (o, r, False, b"False", info),
 }
 
 

@@ -499,6 +499,8 @@ WRONG_STEPS: list[tuple[str, type[BaseException], list[str]]] = [
     ("reward text", TypeError, []),
     ("reward array", TypeError, []),
     ("flag array", ValueError, []),
+    ("flag text", TypeError, ["terminated must be a bool", "'False'"]),
+    ("flag bytes", TypeError, ["truncated must be a bool", "b'False'"]),
 ]
 
 

@@ -718,7 +718,7 @@ def test_rewards_of_many_types(kind: str, reward: Any, stored: float) -> None:
     assert rig.array("reward")[1, 0] == stored
 
 
-@pytest.mark.parametrize("flag", [1, np.True_, np.array(True), "yes", [0]], ids=repr)
+@pytest.mark.parametrize("flag", [1, np.True_, np.array(True), np.array([7]), [0]], ids=repr)
 def test_flags_are_by_truth(kind: str, flag: Any) -> None:
     rig = Rig(kind, lanes=1)
     rig.results[0] = (np.zeros(3, np.float32), 0.0, flag, False, {})
@@ -726,6 +726,19 @@ def test_flags_are_by_truth(kind: str, flag: Any) -> None:
     rig.block.run()
     assert rig.array("terminated")[1, 0] == True  # noqa: E712
     assert rig.array("truncated")[1, 0] == False  # noqa: E712
+
+
+@pytest.mark.parametrize("flags", [("no", False), (False, "False"), (True, b"0")], ids=repr)
+def test_flags_that_are_texts_are_refused(kind: str, flags: tuple[Any, Any]) -> None:
+    """A text is true whatever it says."""
+    rig = Rig(kind, lanes=1)
+    rig.results[0] = (np.zeros(3, np.float32), 0.0, *flags, {})
+    rig.lanes.post(None, OP_STEP)
+    rig.block.run()
+    ((*_, error),) = rig.events("failed")
+    assert isinstance(error, TypeError)
+    name, value = ("terminated", flags[0]) if flags[0] == "no" else ("truncated", flags[1])
+    assert str(error) == f"{name} must be a bool, got {value!r}"
 
 
 # ---- Block: observations -------------------------------------------------------------------------------------

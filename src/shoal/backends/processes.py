@@ -19,7 +19,7 @@ import cloudpickle
 from shoal import native
 from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.launch import WorkerProcess, WorkerStart, start_process
-from shoal.backends.mail import unpack
+from shoal.backends.mail import bad_spaces, pack_command, unpack
 from shoal.backends.worker_main import (
     DING,
     HEAD,
@@ -34,6 +34,7 @@ from shoal.memory.slab import Slab, anonymous_file
 from shoal.ranks import without_launcher
 from shoal.support import processes
 from shoal.support.deadline import Deadline
+from shoal.support.foreign_code import guarded
 from shoal.worker.measurement import Measurement
 
 GRACE = 1.0  # seconds from a request to leave until SIGTERM, and from that until SIGKILL
@@ -121,7 +122,11 @@ class ProcessWorker(Worker):
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         assert slab.fd is not None
         assert self._process is not None
-        self._send_raw(cloudpickle.dumps(("attach", slab.layout, config, self.start)))
+        try:
+            data = guarded(cloudpickle.dumps, ("attach", slab.layout, config, self.start))
+        except Exception as error:  # they came from other processes, or from the caller
+            raise bad_spaces(self.start, error).error.unpack(self.start, self.index) from error
+        self._send_raw(data)
         reduction.send_handle(self.connection, slab.fd, self._process.pid)
         self._mail, self._stats = slab.array("mail")[self.index], slab.array("stats")[self.index]
 
@@ -134,7 +139,7 @@ class ProcessWorker(Worker):
         self._ring = ring
 
     def send(self, *message: Any) -> None:
-        data = cloudpickle.dumps(message)
+        data = pack_command(message)
         with self._untorn():
             # Told before it is sent: a message that is larger than the channel goes only while the worker reads.
             self._mail[0] += 1

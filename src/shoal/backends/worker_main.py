@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,14 +21,15 @@ import cloudpickle
 
 from shoal import native
 from shoal.backends.life import Life
-from shoal.backends.mail import pack
+from shoal.backends.mail import bad_spaces, pack, pack_summary, unpack_command
 from shoal.envs.functions import install_registry
 from shoal.errors import StartError
 from shoal.memory.messages import BlockSummary, StepperConfig
-from shoal.memory.packed_errors import dumps, pack_error
+from shoal.memory.packed_errors import dumps, loads, pack_error
 from shoal.memory.slab import Slab
 from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
+from shoal.support.copies_of_process import Home
 from shoal.support.limits import start_thread
 from shoal.worker.base import WorkerChannel
 from shoal.worker.building import BuildError
@@ -76,7 +77,7 @@ class Outbox:
     SMALL = 8192  # fits whenever the channel calls itself writable
 
     def __init__(self, connection: Connection):
-        self._connection = connection
+        self._connection, self.home = connection, Home()
         self._writable = select.poll()
         self._writable.register(connection.fileno(), select.POLLOUT)
         self._lock = threading.Lock()
@@ -85,6 +86,7 @@ class Outbox:
         self._thread: threading.Thread | None = None
 
     def send(self, data: bytes) -> None:
+        self.home.check("an env")  # what a copy of this process says would be taken for ours
         with self._lock:
             if not self._waiting and len(data) <= self.SMALL and self._writable.poll(0):
                 self._connection.send_bytes(data)
@@ -163,14 +165,14 @@ def _work(connection: Connection, assignment: Assignment, crash_log: int) -> Non
     processes.start_session(assignment.mark)
     if assignment.kind != native.KIND:
         raise RuntimeError(f"the worker has the {native.KIND} core and the caller the {assignment.kind} one")
-    life = _ProcessLife(connection, assignment.index, crash_log)
+    life = _ProcessLife(connection, assignment, crash_log)
     life.announce(-1)
     try:
         install_registry(assignment.registry)
         loaded: dict[bytes, Callable[[], Any]] = {}
         for data in assignment.env_fns:
             if data not in loaded:
-                loaded[data] = cloudpickle.loads(data)
+                loaded[data] = loads(data)
     except Exception as error:
         life.say(BuildError(assignment.start, pack_error(error, "loading its env function")))
         return
@@ -178,20 +180,12 @@ def _work(connection: Connection, assignment: Assignment, crash_log: int) -> Non
     life.outbox.close()
 
 
-def dumps_summary(summary: BlockSummary) -> bytes:
-    """Pickle what a worker tells about its envs."""
-    try:
-        return dumps(summary)
-    except Exception:
-        # Specs and metadata may hold anything; the spaces are what is needed.
-        return dumps(replace(summary, metadata={}, spec=None))
-
-
 class _ProcessLife(Life):
     """The worker's end of the side channel."""
 
-    def __init__(self, connection: Connection, index: int, crash_log: int):
-        self._connection, self._index, self._crash_log = connection, index, crash_log
+    def __init__(self, connection: Connection, assignment: Assignment, crash_log: int):
+        self._connection, self._crash_log = connection, crash_log
+        self._index, self._start = assignment.index, assignment.start
         self.outbox = Outbox(connection)
         self._mail: Any = None
         self._read = 0  # commands read so far, against mail[0] sent
@@ -200,22 +194,32 @@ class _ProcessLife(Life):
         os.pwrite(self._crash_log, HEAD.pack(env_id, threading.get_ident()), 0)
 
     def say(self, message: Any) -> None:
-        self._connection.send_bytes(dumps_summary(message) if isinstance(message, BlockSummary) else dumps(message))
+        self.outbox.home.check("an env")
+        is_summary = isinstance(message, BlockSummary)
+        self._connection.send_bytes(pack_summary(message, self._start) if is_summary else dumps(message))
 
     def wait_for_slab(self, envs: list[Any]) -> tuple[Slab, int, StepperConfig, WorkerChannel] | None:
-        message = cloudpickle.loads(self._connection.recv_bytes())
+        message = self._loaded(self._connection.recv_bytes())
         if message[0] == "probe":  # it is only measured
             try:
                 self.say(time_steps(envs[0]))
-            except Exception as error:
+            except BaseException as error:
                 self.say(BuildError(0, pack_error(error, "step or reset")))
-        if message[0] in ("probe", "close"):
+        if message[0] in ("probe", "close", "failed"):
             return None
         _, layout, config, first_lane = message
         slab = Slab.attach(layout, reduction.recv_handle(self._connection))
         self._mail = slab.array("mail")[self._index]
         bell = ConnectionBell(self._connection, self.outbox.send)
         return slab, first_lane, config, WorkerChannel(self._post, self.read_mail, bell, bell)
+
+    def _loaded(self, data: bytes) -> Any:
+        """A message of the start; ("failed",) where the spaces in it do not load, which the caller is told."""
+        try:
+            return loads(data)
+        except Exception as error:
+            self.say(bad_spaces(self._start, error))
+            return ("failed",)
 
     def _post(self, message: Any) -> None:
         """Send to the caller; what cannot be sent arrives as an error that says so."""
@@ -226,7 +230,7 @@ class _ProcessLife(Life):
             data = self._connection.recv_bytes()
             if data != DING:
                 self._read = (self._read + 1) & 0xFFFFFFFF
-                return cloudpickle.loads(data)
+                return unpack_command(data)
         return None
 
 

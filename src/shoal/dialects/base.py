@@ -12,11 +12,11 @@ import gymnasium
 import numpy as np
 
 from shoal.envs.adapt import adapt
-from shoal.errors import BadEnv, EnvError, ShoalError
+from shoal.errors import BadEnv, EnvError, ShoalError, env_error
 from shoal.memory.answers import Ready
 from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
-from shoal.support.checks import Ids
+from shoal.support.checks import Ids, refuse_pickling
 
 
 def split_reset_mask(options: dict[str, Any] | None, count: int) -> tuple[Ids | None, dict[str, Any] | None]:
@@ -113,6 +113,37 @@ class PoolFace(ClosedByWith):
     def close(self) -> None:
         """Close all envs and end all workers. May be called again."""
         self.pool.close()
+
+    __reduce__ = refuse_pickling
+
+    def _join_infos(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        """The infos of envs as a dict of arrays, for a face that is a vector env of Gymnasium, by its own rules.
+
+        Raises EnvError where that cannot be done; the step is done, and its arrays are in `pool.last_answer()`.
+        """
+        add: Any = self._add_info  # type: ignore[attr-defined]
+        joined: dict[str, Any] = {}
+        for env_id in sorted(infos):
+            try:
+                joined = add(joined, infos[env_id], env_id)
+            except Exception:
+                for key, value in infos[env_id].items():
+                    try:
+                        joined = add(joined, {key: value}, env_id)
+                    except Exception as error:
+                        raise self._bad_info(infos, env_id, key, error) from error
+        return joined
+
+    def _bad_info(self, infos: dict[int, dict[str, Any]], env_id: int, key: Any, error: Exception) -> EnvError:
+        worker = next((one.index for one in self.pool.workers if env_id in one.env_ids), -1)
+        text = (
+            f"env {env_id}: info[{key!r}] cannot be put into one array with those of the other envs: "
+            f"{type(error).__name__}: {error}. Let all envs give one shape and type, or use shoal.Pool, which keeps "
+            "the info of each env. The step itself is done: pool.last_answer() has its arrays, and this error's "
+            "`infos` the infos by env"
+        )
+        attributes = {"env_id": env_id, "worker": worker, "during": "its info", "original": error, "infos": infos}
+        return env_error(type(error), {**attributes, "_text": text})
 
     def _exchange(self, actions: Any) -> Ready:
         """Step all envs. After an interrupt or a timeout, the answers that come later belong to no call."""

@@ -35,7 +35,7 @@ from shoal.errors import BadAction, BadCall, BadEnv, BadObservation, EnvError, P
 from shoal.memory.copies import own_copy
 from shoal.pool import Pool
 from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
-from shoal.support.checks import Ids, Seed, check_choice, check_ids, spread_seed
+from shoal.support.checks import Ids, Seed, check_choice, check_ids, spread_seed, truth
 from shoal.support.deadline import Deadline
 from shoal.worker.building import identity_of, refuse_shared
 
@@ -479,7 +479,7 @@ def _checked_result(index: int, result: Any) -> tuple[Any, float, bool, bool, di
     try:
         observation, reward, terminated, truncated, info = result
         if isinstance(result, tuple) and isinstance(info, dict) and not isinstance(reward, str | bytes):
-            return observation, float(reward), bool(terminated), bool(truncated), own_copy(info)
+            return observation, float(reward), truth("", terminated), truth("", truncated), own_copy(info)
     except (TypeError, ValueError):
         pass  # it has another length, or a part of it is no number
     raise TypeError(f"env {index}: step must return (obs, reward, terminated, truncated, info), got {result!r:.200}")

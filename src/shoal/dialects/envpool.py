@@ -298,10 +298,11 @@ class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymna
         return obs, reward.astype(np.float32), terminated, truncated, info
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
-        infos: dict[str, Any] = {}
-        for env_id in sorted(ready.infos):
-            own = {key: value for key, value in ready.infos[env_id].items() if key not in _OWN_INFOS}
-            infos = self._add_info(infos, own, env_id)
+        own = {
+            env_id: {key: value for key, value in info.items() if key not in _OWN_INFOS}
+            for env_id, info in ready.infos.items()
+        }
+        infos = self._join_infos(own)
         return infos if len(ready.ids) == self.num_envs and ready.slot >= 0 else _rows(infos, ready.ids)
 
     def xla(self) -> tuple[Any, Callable[..., Any], Callable[..., Any], Callable[..., Any]]:

@@ -196,11 +196,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
         infos = stacked(ready.infos, self.num_envs) if self.num_envs > 1 else None  # worth it for several
-        if infos is None:
-            infos = {}
-            for env_id in sorted(ready.infos):
-                infos = self._add_info(infos, ready.infos[env_id], env_id)
-        return infos
+        return self._join_infos(ready.infos) if infos is None else infos
 
 
 class SyncVectorEnv(VectorEnv):

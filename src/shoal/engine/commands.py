@@ -10,7 +10,7 @@ from shoal.backends.base import TICKETS, Worker
 from shoal.engine.lane_table import LaneTable
 from shoal.engine.recovery import Recovery
 from shoal.engine.timeouts import Timeouts
-from shoal.errors import ConcurrentUse, ShoalError, StepTimeout, WorkerDied
+from shoal.errors import BadCall, ConcurrentUse, ShoalError, StepTimeout, WorkerDied
 from shoal.memory.packed_errors import PackedError
 from shoal.support.checks import Ids
 from shoal.support.deadline import Deadline
@@ -113,8 +113,8 @@ class Commands:
         """Take a message to a worker. False when it is gone, and is being replaced."""
         try:
             worker.send(*message)
-        except ConcurrentUse:
-            raise
+        except (BadCall, ConcurrentUse):
+            raise  # nothing was sent
         except ShoalError as error:
             self.report_death(worker, error)
             if isinstance(error, WorkerDied) and self._workers.is_away(worker.index):

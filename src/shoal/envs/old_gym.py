@@ -15,6 +15,7 @@ from gymnasium import Space, spaces
 
 from shoal.envs.wrapper_layers import ForeignEnv
 from shoal.errors import BadEnv
+from shoal.support.checks import truth
 
 
 def is_old(env: Any) -> bool:
@@ -97,7 +98,8 @@ class OldGymEnv(ForeignEnv):
             return result
         observation, reward, done, info = result
         cut = bool(info.get("TimeLimit.truncated", False)) if isinstance(info, dict) else False
-        return observation, reward, bool(done) and not cut, bool(done) and cut, info
+        over = truth("done", done)
+        return observation, reward, over and not cut, over and cut, info
 
     def render(self) -> Any:
         """An image, if the env can make one."""

@@ -16,6 +16,7 @@ from shoal.errors import BadEnv, ResetNeeded
 from shoal.memory.copies import own_copy
 from shoal.spaces.leaves import Array, get_path
 from shoal.spaces.shared import SharedSpace
+from shoal.support.checks import truth
 from shoal.support.optional_dependencies import install
 
 
@@ -162,7 +163,7 @@ class ParallelLanes(GroupAdapter):
         agents, ended = set(self._parallel.agents), []
         out.reward[:] = 0  # the quick way may have written some of them
         for lane, name in enumerate(self.lane_names):
-            dead, cut = bool(terminated.get(name)), bool(truncated.get(name))
+            dead, cut = truth("terminated", terminated.get(name)), truth("truncated", truncated.get(name))
             was, stays = self._live[lane], name in agents and not (dead or cut)
             self._live[lane] = stays
             if stays and not was:

@@ -246,5 +246,8 @@ def stacked(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | No
         kinds = set(map(type, values))
         if len(kinds) > 1 or not kinds <= {bool, int, float} or key == "final_obs" or str(key).startswith("_"):
             return None
-        found[key], found[f"_{key}"] = np.array(values, *kinds), mask.copy()
+        try:
+            found[key], found[f"_{key}"] = np.array(values, *kinds), mask.copy()
+        except OverflowError:  # an int of more than 64 bits: Gymnasium says so
+            return None
     return found

@@ -18,6 +18,7 @@ __all__ = [
     "STATUS_NOTE",
     "BlockSummary",
     "LaneGroup",
+    "Lost",
     "Note",
     "Order",
     "Reply",
@@ -65,6 +66,14 @@ class Order(NamedTuple):
     last_slot: int
     last_objects: list[Any]
     report: dict[str, Any]
+
+
+class Lost(NamedTuple):
+    """A command that a worker could not load: its ticket (None if it is not replied to), its lanes, and why."""
+
+    ticket: int | None
+    lanes: list[int]
+    error: Exception
 
 
 class LaneGroup(NamedTuple):

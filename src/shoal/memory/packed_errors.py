@@ -10,14 +10,20 @@ from typing import Any
 import cloudpickle
 
 from shoal.errors import EnvError, env_error
+from shoal.support.foreign_code import guarded
 
 
 def dumps(message: Any) -> bytes:
     """Pickle by the fast standard module, or, for classes that only this process has, by value with cloudpickle."""
     try:
-        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        return guarded(pickle.dumps, message, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        return cloudpickle.dumps(message)  # type: ignore[no-any-return]
+        return guarded(cloudpickle.dumps, message)  # type: ignore[no-any-return]
+
+
+def loads(data: bytes) -> Any:
+    """Load what was pickled. Raises nothing but Exceptions, whatever the loaded objects do."""
+    return guarded(cloudpickle.loads, data)
 
 
 @dataclass(frozen=True)
@@ -39,21 +45,31 @@ class PackedError:
             "env_id": env_id, "worker": worker, "during": self.during, "remote_traceback": self.traceback,
             "original": original, "packed": self, "_text": f"{head}\n\n{self.traceback.rstrip()}",
         }  # fmt: skip
-        return env_error(original_type, attributes, original=original)
+        try:
+            return guarded(env_error, original_type, attributes, (), original)
+        except Exception:  # the env's type does not let itself be made, or looked at
+            return env_error(None, attributes)
 
 
 def pack_error(error: BaseException, during: str) -> PackedError:
     """Pack an exception. Call this where it was caught: the traceback is formatted here."""
-    summary = "".join(traceback.format_exception_only(type(error), error)).strip()
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    summary = _formatted(traceback.format_exception_only, error).strip()
+    text = _formatted(traceback.format_exception, error)
     return PackedError(_dumps_checked(error), _dumps_checked(type(error)), summary, text, during)
+
+
+def _formatted(how: Any, error: BaseException) -> str:
+    try:
+        return "".join(guarded(how, error))
+    except Exception:  # it cannot be written down, and its type's name is what is left
+        return f"{type(error).__name__}: <what it says cannot be had>"
 
 
 def _dumps_checked(value: Any) -> bytes | None:
     """Pickle a value; None if it does not load again, as many exceptions with several arguments do not."""
     try:
-        data: bytes = cloudpickle.dumps(value)
-        cloudpickle.loads(data)
+        data: bytes = guarded(cloudpickle.dumps, value)
+        loads(data)
         return data
     except Exception:
         return None
@@ -61,6 +77,6 @@ def _dumps_checked(value: Any) -> bytes | None:
 
 def _loads(data: bytes | None) -> Any:
     try:
-        return None if data is None else cloudpickle.loads(data)
+        return None if data is None else loads(data)
     except Exception:
         return None

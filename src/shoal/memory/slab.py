@@ -9,6 +9,7 @@ the first ones of the next episodes stand in their place.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import mmap
 import os
@@ -27,6 +28,8 @@ from shoal.native import layout as table
 from shoal.spaces.leaves import Kind, Leaf, row_layout
 from shoal.support import processes
 
+MAP_FIXED = 0x10  # as Linux and macOS have it; `mmap` does not know it
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 # The fields that a worker writes with every answer, beside the observation; all pools have them.
 FRAME_FIELDS = tuple(row.name for row in table.FIELDS if row.shape == ("frames", "lanes") and row.name != "present")
 # The plain fields that a lane has once, in no frame.
@@ -116,6 +119,7 @@ class Slab:
         self.layout = layout
         self.memory = memory
         self.fd = fd
+        _mapped_here.add(self)
         self.late_counters: weakref.WeakSet[Any] = weakref.WeakSet()  # what has counts that are not written yet
 
     @classmethod
@@ -131,7 +135,7 @@ class Slab:
             if fd is not None:
                 os.close(fd)
             if not shared:  # for want of a descriptor, say: other processes cannot look at this one
-                return cls(layout, mmap.mmap(-1, layout.size), None)
+                return cls(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), None)
             raise StartError(
                 f"no room for {layout.size:,} bytes of shared memory ({error}): use fewer envs or frames"
             ) from error
@@ -139,8 +143,14 @@ class Slab:
     @classmethod
     def attach(cls, layout: Layout, fd: int) -> Slab:
         """Map a region that another process made; takes over the descriptor and closes it."""
+        own = None
         try:
-            return cls(layout, _mapped(fd, layout.size), None)
+            own = os.dup(fd)  # which programs that are started here do not inherit
+            return cls(layout, _mapped(own, layout.size), own)
+        except BaseException:
+            if own is not None:
+                os.close(own)
+            raise
         finally:
             os.close(fd)
 
@@ -184,6 +194,12 @@ class Slab:
             rows.append((offset, leaf.dtype.itemsize, leaf.nbytes, leaf.code, leaf.shape, leaf.path, stride))
         return tuple(rows)
 
+    def part(self) -> None:
+        """In a forked child: see the region as it is, and keep to this process what is written into it from now on."""
+        if self.fd is not None:
+            _map(self.fd, self.layout.size, mmap.MAP_PRIVATE | MAP_FIXED | NO_RESERVE, ctypes.addressof(self.memory))
+            self.close()
+
     def close(self) -> None:
         """Give up the descriptor. The memory itself goes when the last array on it does."""
         if self.fd is not None:
@@ -204,17 +220,37 @@ def _mapped(fd: int, size: int) -> Any:
 
     Not by `mmap.mmap`: that keeps a descriptor of its own for as long, in threads that hang and arrays that users hold.
     """
+    address = _map(fd, size, mmap.MAP_SHARED)
+    memory = (ctypes.c_char * size).from_address(address)
+    # At the interpreter's exit others may still be at work on it.
+    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
+    return memory
+
+
+def _map(fd: int, size: int, flags: int, address: int | None = None) -> int:
+    """Map a file, at an address of ours or anywhere; where it lies."""
+    found = _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if found == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(found)
+
+
+@functools.cache
+def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    memory = (ctypes.c_char * size).from_address(address)
-    # At the interpreter's exit others may still be at work on it.
-    weakref.finalize(memory, libc.munmap, address, size).atexit = False
-    return memory
+    return libc
+
+
+def _part_all() -> None:
+    for slab in list(_mapped_here):
+        slab.part()
+
+
+_mapped_here: weakref.WeakSet[Slab] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_part_all)
 
 
 def anonymous_file(label: str) -> int:

@@ -176,6 +176,19 @@ static PyObject *block_action(Block *self, int64_t lane) {
     return action;
 }
 
+/* A flag as an env returns it: a bool of Python or NumPy, or anything that is true or false, but for a text, of which
+ * "False" would be true. -1 with an exception set. */
+static int block_flag(PyObject *value, const char *name) {
+    if (value == Py_False) return 0;
+    if (value == Py_True) return 1;
+    int truth = PyObject_IsTrue(value);
+    if (truth > 0 && (PyUnicode_Check(value) || PyBytes_Check(value))) {
+        PyErr_Format(PyExc_TypeError, "%s must be a bool, got %R", name, value);
+        return -1;
+    }
+    return truth;
+}
+
 /* Writes one result of env.step into the frame. -1 with an exception set: the env's fault. */
 static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     if (!PyTuple_Check(result) || PyTuple_Size(result) != 5) {
@@ -192,9 +205,10 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
         }
         return -1;
     }
-    int terminated = PyObject_IsTrue(PyTuple_GetItem(result, 2));
-    int truncated = PyObject_IsTrue(PyTuple_GetItem(result, 3));
-    if (terminated < 0 || truncated < 0) return -1;
+    int terminated = block_flag(PyTuple_GetItem(result, 2), "terminated");
+    if (terminated < 0) return -1;
+    int truncated = block_flag(PyTuple_GetItem(result, 3), "truncated");
+    if (truncated < 0) return -1;
 
     int64_t at = slot * self->lanes + lane;
     self->at.reward[at] = reward;
@@ -360,6 +374,13 @@ static PyObject *block_leave(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* part(): in a forked child, in the middle of a pass: the pass ends with `flush`. The slab is the child's own by then, so
+ * that its bells do not ring in other processes. */
+static PyObject *block_part(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    ((Block *)object)->noted = 1;
+    Py_RETURN_NONE;
+}
+
 /* publish(ids, began_ns): these lanes, which were asked, have answered; for steppers that write the frames themselves.
  * They answer one after the other, as given: when the last of them has answered, all have. */
 static PyObject *block_publish(PyObject *object, PyObject *args) {
@@ -439,6 +460,7 @@ static PyMethodDef block_methods[] = {
     {"asked", block_asked, METH_O, "asked(out) -> how many lanes wait for an answer, their ids in `out`"},
     {"enter", block_enter, METH_VARARGS, "enter(lane): its env is about to be stepped"},
     {"leave", block_leave, METH_VARARGS, "leave(lane): its env was stepped"},
+    {"part", block_part, METH_NOARGS, "part(): in a forked child, the pass ends with `flush`"},
     {"publish", block_publish, METH_VARARGS, "publish(ids, began_ns): these lanes have answered"},
     {"wait", block_wait, METH_VARARGS, "wait(deadline_ns, spin_ns): sleep until rung"},
     {NULL, NULL, 0, NULL},

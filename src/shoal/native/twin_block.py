@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from shoal.native import layout
 from shoal.native.counters import WorkerCounters, flat
+from shoal.support.checks import truth
 
 __all__ = ["Bell", "Block", "seconds_left"]
 
@@ -33,6 +34,16 @@ class Bell(Protocol):
 
     def sleep(self, timeout: float | None) -> None:
         """Return when rung, or after `timeout` seconds; may also return for no reason."""
+
+
+class _Mute:
+    """A bell that does not ring."""
+
+    def ring(self) -> None:
+        """Do nothing."""
+
+    def sleep(self, timeout: float | None) -> None:
+        """Do nothing."""
 
 
 def seconds_left(deadline_ns: int) -> float | None:
@@ -187,6 +198,10 @@ class Block:
         self._waking = 0
         self._pool_bell.ring()
 
+    def part(self) -> None:
+        """In a forked child, in the middle of a pass: do not ring, and end the pass with `flush`."""
+        self._pool_bell, self._noted = _Mute(), True
+
     # ---- a pass ----------------------------------------------------------------------------------------------
 
     def run(self) -> int:
@@ -296,7 +311,8 @@ class Block:
 
     def _end(self, lane: int, at: int, terminated: Any, truncated: Any) -> None:
         """Note that a step, whose reward is written, has ended the episode."""
-        self._terminated[at], self._truncated[at] = bool(terminated), bool(truncated)
+        flags = truth("terminated", terminated), truth("truncated", truncated)
+        self._terminated[at], self._truncated[at] = flags
         self._counters.episodes(1, self._run_return[lane] + self._reward[at], self._run_length[lane] + 1)
         if not self._same_step:
             self._ended[lane] = 1

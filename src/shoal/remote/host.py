@@ -26,8 +26,7 @@ from shoal import native
 from shoal.backends import registry as backends
 from shoal.backends.backend import BackendSetup
 from shoal.backends.base import Worker
-from shoal.backends.mail import pack
-from shoal.backends.worker_main import dumps_summary
+from shoal.backends.mail import dumps_summary, pack
 from shoal.engine.workers import Workers
 from shoal.envs.functions import install_registry
 from shoal.errors import EnvError, ShoalError, WorkerDied

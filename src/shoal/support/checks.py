@@ -31,6 +31,22 @@ def check_names(name: str, given: Iterable[Any], known: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected {', '.join(known)}, found {', '.join(unknown)}{hint}")
 
 
+def truth(name: str, value: Any) -> bool:
+    """Whether a flag of an env is true. Raises TypeError for a text, of which "False" would be true."""
+    if value and isinstance(value, str | bytes):
+        raise TypeError(f"{name} must be a bool, got {value!r}")
+    return bool(value)
+
+
+def refuse_pickling(what: object) -> Any:
+    """Raise TypeError, as the `__reduce__` of a pool and of its faces."""
+    raise TypeError(
+        f"a {type(what).__name__} of Shoal cannot be pickled or copied: its envs, workers and shared memory belong to "
+        "this process. Pass the function that makes it, and call that where it is needed; for the state of the envs "
+        "there is Pool.snapshot"
+    )
+
+
 def whole_number(name: str, value: Any, low: int, high: int) -> int:
     """The value as an int. Raises ValueError unless it is a whole number from `low` to `high`."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= value <= high:

@@ -9,7 +9,9 @@ processes, with the C core or its Python twin, so results do not depend on the b
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +26,12 @@ from shoal.envs.group import is_group
 from shoal.envs.wrapper_layers import get_attr
 from shoal.errors import BadObservation, SpaceMismatch
 from shoal.memory.copies import own_copy
-from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_NOTE, Note, Order, Reply, StepperConfig
+from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_NOTE, Lost, Note, Order, Reply, StepperConfig
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.spaces.leaves import flatten
 from shoal.state.env_state import EnvState, load_env, save_env
+from shoal.support.copies_of_process import EndsCopy
 from shoal.worker.building import close_envs, lanes_and_spaces, target_of
 
 Array = npt.NDArray[Any]
@@ -108,6 +111,8 @@ class Stepper:
     """
 
     place_type: type[EnvPlace] = EnvPlace
+    core: Any = None  # steps the lanes, or waits for requests
+    _copied: EndsCopy | None = None  # in a copy of the process that an env has forked: ends it
 
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
         slab, config = block.slab, block.config
@@ -127,6 +132,7 @@ class Stepper:
         self._notes: dict[int, Note] = {}
         self._resets: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
         self._orders: dict[int, Order] = {}
+        self._lost: dict[int, Exception] = {}  # why a lane did not get what its next request needs
         self._places: list[Any] = []
         for index, env in enumerate(block.envs):
             first = self._places[-1].stop if self._places else block.start
@@ -135,6 +141,7 @@ class Stepper:
         for place in self._places:
             place.fresh_at = self._requests_of(place)
         self._place_of = [place for place in self._places for _ in range(place.count)]  # by lane, from `start` on
+        _steppers.add(self)
 
     # ---- hooks: how kinds of blocks differ ---------------------------------------------------------------------
 
@@ -180,6 +187,8 @@ class Stepper:
 
     def _let_through(self, error: BaseException) -> None:
         """Raise Ctrl-C in the caller's own thread; elsewhere an env that raises KeyboardInterrupt has failed."""
+        if self._copied is not None:
+            self._copied()
         if self._interrupts and isinstance(error, KeyboardInterrupt):
             raise error
 
@@ -198,11 +207,30 @@ class Stepper:
         for _, error in self._nans(lanes, obs, reward):
             raise error
 
+    def part(self) -> None:
+        """In a child that an env has just forked: when the env returns there, the child ends.
+
+        It must neither step the other envs nor answer, and what it writes into the slab is its own (`Slab.part`).
+        Nothing is asked in each step for that: whatever comes after the env is replaced by what ends the process.
+        """
+        lane = abs(int(self._stats[native.STAT_AT])) - 1
+        if lane < 0:
+            return  # no env is running: the caller has forked, and knows what the child is for
+        self._copied = ends = EndsCopy(f"env {lane}")
+        # Kept, because envs that are let go may tell a simulator, which the parent uses, that they leave.
+        self._kept = [place.env for place in self._places], self.envs, self._post
+        for place in self._places:
+            place.env = ends
+        self.envs, self._post, self._notes = [ends] * len(self.envs), ends, {lane: Note(lane, 0, {}, [], None)}
+        if self.core is not None:
+            self.core.part()
+
     # ---- resets and restarts -----------------------------------------------------------------------------------
 
     def _asked_reset(self, place: EnvPlace, lanes: Sequence[int]) -> tuple[list[int | None], dict[str, Any] | None]:
         """Return the seeds, one for each lane, and the options of a reset that the caller has asked for."""
         self._read_mail()
+        self._refuse_lost(lanes)
         asked = [self._resets[lane] for lane in lanes]
         first = place.seeds or [None] * place.count
         rows = zip(_rows(place, lanes), asked, strict=True)
@@ -213,11 +241,13 @@ class Stepper:
         for lane in lanes:
             self._resets.pop(lane, None)
             self._orders.pop(lane, None)
+            self._lost.pop(lane, None)
 
     def _restart(self, place: EnvPlace, lanes: Sequence[int], where: Any) -> Any:
         """Go on with a new env after the old one was lost with all of its lanes; `where` is for `_resume`."""
         self._during = "its constructor"
         self._read_mail()
+        self._refuse_lost(lanes)
         orders = [self._orders[lane] for lane in lanes]
         if any(order.rebuild for order in orders):
             self._rebuild(place)
@@ -257,10 +287,25 @@ class Stepper:
 
     def _on_reset(self, asked: Sequence[tuple[int, int | None, dict[str, Any] | None]]) -> None:
         # The requests of the lanes, which follow, carry it out.
+        for lane, _, _ in asked if self._lost else ():
+            self._lost.pop(lane, None)  # of a request that was never posted
         self._resets.update((lane, (seed, options)) for lane, seed, options in asked)
 
     def _on_restart(self, orders: Sequence[Order]) -> None:
         self._orders.update((order.lane, order) for order in orders)
+
+    def _on_lost(self, lost: Lost) -> None:
+        """A command could not be loaded. Its reply says so, or the requests that it was meant for fail."""
+        if lost.ticket is not None:
+            self._post(Reply(lost.ticket, [pack_error(lost.error, "loading a command")] * len(lost.lanes)))
+            return
+        self._lost.update(dict.fromkeys(lost.lanes, lost.error))
+
+    def _refuse_lost(self, lanes: Sequence[int]) -> None:
+        """Raise if what the requests of these lanes need did not arrive."""
+        for lane in lanes if self._lost else ():
+            if lane in self._lost:
+                raise self._lost[lane]
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
         def call(place: EnvPlace, own: list[int]) -> list[Any]:
@@ -346,6 +391,17 @@ class Stepper:
         errors = [error for place in self._places for error in close_envs([place.env], place.start)]
         self.envs.clear()
         return errors
+
+
+_steppers: weakref.WeakSet[Stepper] = weakref.WeakSet()
+
+
+def _part_all() -> None:
+    for stepper in list(_steppers):
+        stepper.part()
+
+
+os.register_at_fork(after_in_child=_part_all)
 
 
 def _rows(place: EnvPlace, lanes: Sequence[int]) -> list[int]:

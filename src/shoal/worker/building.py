@@ -13,6 +13,7 @@ from shoal.errors import BadEnv
 from shoal.memory.messages import BlockSummary, LaneGroup
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.spaces.leaves import array_leaves
+from shoal.support.copies_of_process import Home
 
 
 class BuildError(Exception):
@@ -37,11 +38,14 @@ def build_envs(
     """
     envs: list[Any] = []
     pairs = []
+    home = Home()
     try:
         seen: dict[int, int] = {}
         for env_id, env_fn in enumerate(env_fns, start):
             announce(env_id)
-            envs.append(adapt(env_fn()))
+            made = env_fn()
+            home.check(f"the constructor of env {env_id}")
+            envs.append(adapt(made))
             refuse_shared(seen, identity_of(envs[-1]), env_id)
             if is_group(envs[-1]) != is_group(envs[0]):
                 one, other = ("several lanes", "just one")[:: 1 if is_group(envs[-1]) else -1]
@@ -49,6 +53,7 @@ def build_envs(
             pairs.append(spaces_of(envs[-1]))
         return envs, _summarize(envs, pairs)
     except BaseException as error:
+        home.check(f"the constructor of env {start + len(envs)}")
         close_envs(envs, start)
         if interrupts and isinstance(error, KeyboardInterrupt):
             raise
@@ -58,11 +63,14 @@ def build_envs(
 def close_envs(envs: list[Any], start: int) -> list[tuple[int, PackedError]]:
     """Close all envs, even if some of them raise, and empty the list; return the errors by env id."""
     errors = []
+    home = Home()
     for env_id, env in enumerate(envs, start):
         try:
             if hasattr(env, "close"):
                 env.close()
+            home.check(f"the close of env {env_id}")
         except BaseException as error:
+            home.check(f"the close of env {env_id}")
             errors.append((env_id, pack_error(error, "close")))
     envs.clear()
     return errors

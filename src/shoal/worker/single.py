@@ -50,6 +50,7 @@ class SingleStepper(Stepper):
         """Return the action of one lane, for nested spaces and for objects."""
         if self._has_action_objects:
             self._read_mail()
+            self._refuse_lost([lane])
         objects = iter(self._action_objects.pop(lane, ()))
         values = [self._leaf_value(leaf, array, lane, objects) for leaf, array in
                   zip(self._action_leaves, self._actions, strict=True)]  # fmt: skip
@@ -67,8 +68,16 @@ class SingleStepper(Stepper):
         super()._put_env(place, env)
         self._steps[place.index] = env.step  # the core looks here at every step
 
+    def part(self) -> None:
+        super().part()
+        if self._copied is not None:
+            self._kept_steps = list(self._steps)
+            self._steps[:] = [self._copied] * len(self._steps)
+
     def _on_actions(self, lanes: Sequence[int], objects: Sequence[list[Any]]) -> None:
         self._action_objects.update(zip(lanes, objects, strict=True))
+        for lane in lanes if self._lost else ():
+            self._lost.pop(lane, None)
 
     # ---- callbacks of the core -------------------------------------------------------------------------------
 
