@@ -20,7 +20,7 @@ from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.support.limits import explain
+from shoal.support.limits import explain, start_thread
 
 AWAY = -1  # in the roster, instead of a process id: the worker is being replaced
 
@@ -268,19 +268,21 @@ class Replacement:
         self._delay, self._start, self._wake_pool = delay, start, wake_pool
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shoal-replacement-{old.index}", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def _run(self) -> None:
         try:
             if not self._cancelled.wait(self._delay):
                 self._start(self)
         except Exception as error:
-            text = f"worker {self.old.index} could not be started again: {error}"
+            why = explain(error) if isinstance(error, OSError) else error
+            text = f"worker {self.old.index} could not be started again: {why}"
             self.error = error if isinstance(error, ShoalError) else StartError(text)
             if self.worker is not None:
                 self.worker.close(Deadline.after(0))
-        self.over = True
-        self._wake_pool()
+        finally:  # without this word the pool would wait for ever
+            self.over = True
+            self._wake_pool()
 
     def wait(self, seconds: float | None) -> bool:
         """Whether it is over by then."""

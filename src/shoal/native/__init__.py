@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SlowCoreWarning
@@ -18,7 +19,7 @@ from shoal.native import layout, twin, twin_kernel
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MISSING", "MIXED_SLOTS", "NOT_TAKEN",
     "OP_RESET", "OP_RESTART", "OP_STEP", "REMEDY", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes",
-    "merge", "outside", "standardize", "write_rows",
+    "Turn", "merge", "outside", "standardize", "write_rows",
 ]  # fmt: skip
 
 AUTORESET, MIXED_SLOTS = layout.AUTORESET, layout.MIXED_SLOTS
@@ -72,6 +73,11 @@ def Block(*args: Any, **kwargs: Any) -> Any:
 def Kernel(*args: Any) -> Any:
     """Envs in compiled code; see twin_kernel.Kernel for the contract."""
     return twin_kernel.Kernel(*args) if core is None else core.Kernel(*args)
+
+
+def Turn(refusal: Callable[[], BaseException]) -> Any:
+    """Keeps other threads out; see twin.Turn for the contract."""
+    return twin.Turn(refusal) if core is None else core.Turn(refusal)
 
 
 def _caller_level() -> int:
