@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -17,14 +18,15 @@ from shoal.batch import Batch, Rollout
 from shoal.engine import snapshots
 from shoal.engine.collector import concurrent_use
 from shoal.engine.commands import Call
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WrongProcess
+from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, SlowEnvWarning, WrongProcess
 from shoal.memory.answers import Ready
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
 from shoal.rollout import roll_out
 from shoal.state.snapshot import Snapshot
 from shoal.support.checks import Ids, Options, Seed, check_ids, spread_options, spread_seed, whole_number
-from shoal.support.deadline import NEVER, Deadline
+from shoal.support.deadline import CLOSE_TIMEOUT, NEVER, Deadline
+from shoal.support.frames import caller_level
 
 __all__ = ["Pool"]
 
@@ -393,13 +395,19 @@ class Pool:
         self.shut(1.0, PoolClosed(f"the pool was closed because {error}"))
         return error
 
-    def close(self, timeout: float | None = 5.0) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Close all envs and end all workers: asks, and after `timeout` seconds forces. May be called again.
+
+        Warns of envs that had to be forced: a SlowEnvWarning says which they are, and where they hang.
 
         Raises:
             EnvError: an env raised in its close; everything is closed all the same.
         """
+        was_open = self._fault is None
         errors = self.shut(timeout, PoolClosed("the pool is closed: make a new one"))
+        if was_open and (hung := self._workers.hung()):
+            text = f"close has waited {timeout:g} s for envs that hang, and gives them up\n"
+            warnings.warn(text + "\n".join(hung), SlowEnvWarning, stacklevel=caller_level())
         if errors:
             env_id, error = errors[0]
             raise error.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))

@@ -1,13 +1,13 @@
-"""A worker dies while the process has no room for another one: it is tried again, or the pool is closed; no wait hangs."""
+"""A worker dies while there is no room for another one: it is tried again, or the pool is closed; no wait hangs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough o
 ZEROS = np.zeros(4, np.int64)
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_descriptor() -> Iterator[threading.Event]:
     """This process can open nothing, until the event is set or the block is over."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -42,7 +42,7 @@ def no_descriptor() -> Iterator[threading.Event]:
     held: list[int] = []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):  # too many open files
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
         yield over
@@ -134,5 +134,7 @@ def test_a_replacement_that_fails_says_which_limit_was_reached(monkeypatch: pyte
         with monkeypatch.context() as patch:
             patch.setattr(ProcessWorker, "launch", fails)
             killed(pool)
-            with pytest.raises(shoal.StartError, match="worker 1 could not be started again: this process has too many"):
+            with pytest.raises(
+                shoal.StartError, match="worker 1 could not be started again: this process has too many"
+            ):
                 pool.step(ZEROS)

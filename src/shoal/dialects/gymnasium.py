@@ -21,6 +21,7 @@ from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
 from shoal.memory.answers import Ready, stacked
 from shoal.support.checks import spread_seed, whole_number
+from shoal.support.deadline import CLOSE_TIMEOUT
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -163,12 +164,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         return self.call("render")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs, by force after `timeout` seconds (5 by default), or at once with `terminate`."""
+        """Close the envs, by force after `timeout` seconds (3 by default), or at once with `terminate`."""
         if self._state is not AsyncState.DEFAULT:
             gymnasium.logger.warn(
                 f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete."
             )
-        self.pool.close(0.0 if terminate else 5.0 if timeout is None else timeout)
+        self.pool.close(0.0 if terminate else CLOSE_TIMEOUT if timeout is None else timeout)
 
     def __del__(self) -> None:
         # The pool closes itself when it is garbage collected.

@@ -33,8 +33,8 @@ static void turn_dealloc(PyObject *object) {
  * keep all other threads out for ever. */
 static PyObject *turn_enter(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Turn *self = (Turn *)object;
-    unsigned long me = PyThread_get_thread_ident(), nobody = 0;
-    if (atomic_load(&self->holder) != me && !atomic_compare_exchange_strong(&self->holder, &nobody, me))
+    unsigned long me = PyThread_get_thread_ident(), none = 0;
+    if (atomic_load(&self->holder) != me && !atomic_compare_exchange_strong(&self->holder, &none, me))
         return shoal_refuse_thread(self->refusal);
     self->depth++;
     Py_RETURN_NONE;
