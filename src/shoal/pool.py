@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from shoal.batch import Batch, Rollout
 from shoal.engine import snapshots
 from shoal.engine.collector import concurrent_use
 from shoal.engine.commands import Call
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, SlowEnvWarning, WrongProcess
+from shoal.errors import BadCall, ConcurrentUse, EnvError, PoolClosed, ShoalError, SlowEnvWarning, WrongProcess
 from shoal.memory.answers import Ready
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
@@ -420,9 +421,16 @@ class Pool:
         _open.discard(self)
         self._slab.withdraw()
         self._scheduler.end(fault)
-        errors = self._workers.close(Deadline.after(timeout))
+        errors = self._workers.close(Deadline.after(timeout), self._until_alone)
         self._slab.close()
         return errors
+
+    def _until_alone(self, deadline: Deadline) -> None:
+        """Wait until the thread that has the turn leaves, which it does soon: those that come now are refused."""
+        while not deadline.passed:
+            with contextlib.suppress(ConcurrentUse), self.turn:
+                return
+            time.sleep(0.002)
 
     def __enter__(self) -> Pool:
         return self

@@ -232,8 +232,14 @@ class Workers:
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
-    def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
-        """Close all envs and end all workers; the errors of envs' close, by env id."""
+    def close(
+        self, deadline: Deadline, until_alone: Callable[[Deadline], None] = lambda deadline: None
+    ) -> list[tuple[int, Any]]:
+        """Close all envs and end all workers; the errors of envs' close, by env id.
+
+        `until_alone` waits for another thread that may be stepping the caller's own block, which is closed last: when
+        the other workers are gone, that thread waits for none of them.
+        """
         with self._lock:
             self._closing = True
             replacements, self.replacements = list(self.replacements.values()), {}
@@ -243,14 +249,16 @@ class Workers:
         with contextlib.ExitStack() as stack:  # each step, whatever becomes of the ones before it; the last one first
             stack.callback(self.backend.end_descendants, workers)
             stack.callback(self.backend.close)
-            for worker in reversed(self._all):
+            for worker in sorted(self._all, key=lambda worker: not isinstance(worker, InlineWorker)):
                 stack.callback(self._close_one, worker, deadline, errors)
+                if isinstance(worker, InlineWorker):
+                    stack.callback(until_alone, deadline)
             for worker in self._all:
                 stack.callback(_quietly, worker.ask_to_close)
             stack.callback(self.backend.stop_watching)
             for replacement in replacements:
                 stack.callback(replacement.cancel)
-        return errors
+        return sorted(errors, key=lambda one: one[0])
 
     def _close_one(self, worker: Worker, deadline: Deadline, errors: list[tuple[int, Any]]) -> None:
         # Who was not given any time does not hang; and to ask where one is takes a moment.
