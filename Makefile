@@ -117,6 +117,9 @@ test-tf: $(TF_VENV)/.ready
 REPEATS ?= 20
 faults: $(VENV)/.ready
 	SHOAL_REPEATS=$(REPEATS) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/faults
+	SHOAL_THREAD_SECONDS=30 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/faults/test_threads.py
+	SHOAL_NATIVE=0 SHOAL_THREAD_SECONDS=30 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal \
+		tests/faults/test_threads.py
 
 MINUTES ?= 10
 soak: $(VENV)/.ready

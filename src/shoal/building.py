@@ -22,6 +22,7 @@ from shoal.backends import registry
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
 from shoal.engine.lane_table import LaneGroups, LaneTable
 from shoal.engine.scheduler import Scheduler
+from shoal.engine.timeouts import Patience
 from shoal.engine.workers import Workers
 from shoal.envs.autoreset import RULES
 from shoal.envs.group import MODES
@@ -93,6 +94,7 @@ def build(
     `on_death` closes the pool after a worker's death, and returns the error to raise.
     """
     deadline = Deadline.after(options.start_timeout)
+    patience = Patience(deadline)
     with contextlib.ExitStack() as undo:
         options, num_envs = with_plan(options, env, num_envs)
         name, reason = choose_backend(env, options)
@@ -100,7 +102,7 @@ def build(
         plan = None
         if name == "auto":
             count = len(source.env_fns)
-            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), deadline)
+            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience)
         setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
         backend = registry.find(name if plan is None else plan.backend)(setup)  # may connect to other machines
         undo.callback(backend.close)
@@ -109,7 +111,7 @@ def build(
         env_fns = backend.env_fns_of(source)
         workers = Workers(backend, env_fns, plan.num_workers, start_timeout=options.start_timeout)
         undo.callback(lambda: workers.close(Deadline.after(1.0)))
-        shape = settle_shape(workers, workers.build(deadline), plan, options)
+        shape = settle_shape(workers, workers.build(deadline, patience), plan, options)
         first_seeds = spread_seed(options.seed, np.arange(shape.lanes))
         slab = make_slab(workers, shape, options)
         undo.callback(slab.close)
@@ -118,7 +120,7 @@ def build(
             shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
             shape.batch_size < shape.lanes, spin_workers, options.check_nan,
         )  # fmt: skip
-        workers.attach(slab, config, deadline)
+        workers.attach(slab, config, deadline, patience)
         frames = Frames(
             slab, shape.specs.single_observation_space, options.copy, shape.lends,
             spare=2 if options.replaces_envs else 1,

@@ -123,7 +123,7 @@ class StepTimeout(_OfSomeEnvs, TimeoutError):
 
 
 class SlowEnvWarning(RuntimeWarning):
-    """A wait without a limit takes long. Its text names the envs that have not answered."""
+    """A wait without a limit takes long, or a close had to give envs up. Its text names the envs."""
 
 
 class SlowCoreWarning(RuntimeWarning):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -12,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal import building
+from shoal import building, native
 from shoal.batch import Batch, Rollout
 from shoal.engine import snapshots
+from shoal.engine.collector import concurrent_use
 from shoal.engine.commands import Call
-from shoal.errors import BadCall, EnvError, PoolClosed, ShoalError, WrongProcess
+from shoal.errors import BadCall, ConcurrentUse, EnvError, PoolClosed, ShoalError, SlowEnvWarning, WrongProcess
 from shoal.memory.answers import Ready
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
@@ -32,7 +35,8 @@ from shoal.support.checks import (
     spread_seed,
     whole_number,
 )
-from shoal.support.deadline import NEVER, Deadline
+from shoal.support.deadline import CLOSE_TIMEOUT, NEVER, Deadline
+from shoal.support.frames import caller_level
 
 __all__ = ["Pool"]
 
@@ -59,10 +63,13 @@ class Pool:
         lane_names: the names of the agents of one env, one for each of its lanes; None where lanes have no names.
         lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
         data: reads the answers of lanes: for dialects that take just the fields that they need.
+        turn: `with pool.turn:` keeps other threads out for several calls: they get ConcurrentUse. Each call that uses
+            the envs takes it; `close` does not, and may come from any thread.
     """
 
     def __init__(self, env: Any, num_envs: int | None = None, **options: Any):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
+        self.turn = native.Turn(concurrent_use)
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
         built = building.build(env, num_envs, self.options, self._break)
@@ -133,9 +140,10 @@ class Pool:
             BadAction: nothing was sent.
             CallPending: one of the envs is still busy; nothing was sent.
         """
-        self._check_usable()
-        ids = None if env_ids is None else check_ids(env_ids, self.num_envs)
-        self._scheduler.send(actions, ids)
+        with self.turn:
+            self._check_usable()
+            ids = None if env_ids is None else check_ids(env_ids, self.num_envs)
+            self._scheduler.send(actions, ids)
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
         """Wait for the next `batch_size` envs that are done.
@@ -151,23 +159,30 @@ class Pool:
                 for the env to be reset and sent to as well).
             WorkerDied: a worker is gone; the pool is closed (with on_error="restart": its budget is spent).
         """
-        return self.data.batch(self.wait(timeout, min_batch))
+        with self.turn:
+            return self.data.batch(self.wait(timeout, min_batch))
 
     def wait(self, timeout: float | None = None, min_batch: int | None = None) -> Ready:
         """Like recv, but gives the lanes only: for dialects that take just the fields they need from `data`."""
-        self._check_usable()
-        least = None if min_batch is None else whole_number("min_batch", min_batch, 1, self.batch_size)
-        return self._scheduler.wait_next(self.batch_size, Deadline.after(timeout), least)
+        with self.turn:
+            self._check_usable()
+            least = None if min_batch is None else whole_number("min_batch", min_batch, 1, self.batch_size)
+            return self._scheduler.wait_next(self.batch_size, Deadline.after(timeout), least)
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
         """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped."""
-        return self.data.batch(self.exchange(actions, timeout))
+        with self.turn:
+            if self._fault is not None:  # as in `exchange`, of which a call would cost every step
+                raise self._fault
+            ready = self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
+            return self.data.batch(ready)
 
     def exchange(self, actions: Any, timeout: float | None = None) -> Ready:
         """Like step, but gives the lanes only: for dialects that take just the fields they need from `data`."""
-        if self._fault is not None:
-            raise self._fault
-        return self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
+        with self.turn:
+            if self._fault is not None:
+                raise self._fault
+            return self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
 
     # ---- rollouts --------------------------------------------------------------------------------------------
 
@@ -195,18 +210,22 @@ class Pool:
         Raises:
             EnvError: an env raised; under backend="compiled" all must be reset then.
         """
-        self._check_usable()
-        return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed, out)
+        with self.turn:
+            self._check_usable()
+            return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed, out)
 
     def last_answer(self) -> Batch:
         """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""
-        if self._scheduler.some_must_reset:
-            return self.reset()
-        return self.data.batch(self.data.whole(Ready(np.arange(0), 0, -1, {})))
+        with self.turn:
+            self._check_usable()
+            if self._scheduler.some_must_reset:
+                return self.reset()
+            return self.data.batch(self.data.whole(Ready(np.arange(0), 0, -1, {})))
 
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a rollout without Python; False where that cannot be done."""
-        return self._scheduler.roll_at_once(record, policy, params, rngs)
+        with self.turn:
+            return self._scheduler.roll_at_once(record, policy, params, rngs)
 
     # ---- reset -----------------------------------------------------------------------------------------------
 
@@ -220,17 +239,19 @@ class Pool:
             options: handed to every env's reset; a list gives each of the env ids its own.
         """
         deadline = Deadline.after(timeout)
-        ids = self._start_reset(env_ids, seed, options, deadline)
-        try:
-            return self.data.batch(self._scheduler.wait_for(np.sort(ids), deadline))
-        except EnvError:
-            with contextlib.suppress(ShoalError):  # the env's own error is what matters
-                self._scheduler.drop(ids, deadline)
-            raise
+        with self.turn:
+            ids = self._start_reset(env_ids, seed, options, deadline)
+            try:
+                return self.data.batch(self._scheduler.wait_for(np.sort(ids), deadline))
+            except EnvError:
+                with contextlib.suppress(ShoalError):  # the env's own error is what matters
+                    self._scheduler.drop(ids, deadline)
+                raise
 
     def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options = None) -> None:
         """Start a reset of envs (None: all); their first observations come with recv."""
-        self._start_reset(env_ids, seed, options, NEVER)
+        with self.turn:
+            self._start_reset(env_ids, seed, options, NEVER)
 
     def _start_reset(self, env_ids: Any, seed: Seed, options: Options, deadline: Deadline) -> Ids:
         self._check_usable()
@@ -244,13 +265,15 @@ class Pool:
 
     def wait_reset(self, env_ids: Any = None, timeout: float | None = None) -> Ready:
         """Wait for exactly these envs, which `async_reset` was called for."""
-        self._check_usable()
-        return self._scheduler.wait_for(np.sort(self._ids(env_ids)), Deadline.after(timeout))
+        with self.turn:
+            self._check_usable()
+            return self._scheduler.wait_for(np.sort(self._ids(env_ids)), Deadline.after(timeout))
 
     def drop_pending(self, env_ids: Any = None, timeout: float | None = None) -> None:
         """Wait for those of the envs (None: all) that are busy, and forget what they answer."""
-        self._check_usable()
-        self._scheduler.drop(self._ids(env_ids), Deadline.after(timeout))
+        with self.turn:
+            self._check_usable()
+            self._scheduler.drop(self._ids(env_ids), Deadline.after(timeout))
 
     # ---- commands --------------------------------------------------------------------------------------------
 
@@ -266,7 +289,8 @@ class Pool:
                 tells of their restart.
         """
         deadline = Deadline.after(timeout)
-        return self._scheduler.commands.finish(self.start_call(name, args, kwargs, env_ids, deadline), deadline)
+        with self.turn:
+            return self._scheduler.commands.finish(self.start_call(name, args, kwargs, env_ids, deadline), deadline)
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """An attribute of each env, through its wrappers."""
@@ -274,16 +298,18 @@ class Pool:
 
     def apply(self, function: Callable[..., Any], *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
         """What `function(env, ...)` returns for each env, run where the env lives. Raises what `call` does."""
-        return self._scheduler.commands.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
+        with self.turn:
+            return self._scheduler.commands.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set an attribute of each env: a list or tuple gives each its own, anything else goes to all."""
-        self._check_usable()
-        ids = self._ids(env_ids)
-        each = list(values) if isinstance(values, list | tuple) else [values] * len(ids)
-        if len(each) != len(ids):
-            raise BadCall(f"set_attr: expected {len(ids)} values, one per env, found {len(each)}")
-        self.finish_call(self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows])))
+        with self.turn:
+            self._check_usable()
+            ids = self._ids(env_ids)
+            each = list(values) if isinstance(values, list | tuple) else [values] * len(ids)
+            if len(each) != len(ids):
+                raise BadCall(f"set_attr: expected {len(ids)} values, one per env, found {len(each)}")
+            self.finish_call(self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows])))
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """A frame of each env, as its render mode says."""
@@ -293,20 +319,23 @@ class Pool:
         """The first half of `call`: starts it and returns what `finish_call` needs."""
         if not isinstance(name, str) or name in _RESERVED:
             raise BadCall(f"call of {name!r}: expected the name of a method; use the pool's own {name} instead")
-        self._check_usable()
-        return self._scheduler.start_call(self._ids(env_ids), "call", lambda rows: (name, args, kwargs), deadline)
+        with self.turn:
+            self._check_usable()
+            return self._scheduler.start_call(self._ids(env_ids), "call", lambda rows: (name, args, kwargs), deadline)
 
     def start_apply(self, function: Callable[..., Any], args: Any, kwargs: Any, env_ids: Any = None) -> Call:
         """The first half of `apply`: starts it and returns what `finish_call` needs."""
         if not callable(function):
             raise BadCall(f"apply: expected a function that takes an env, found {function!r}")
-        self._check_usable()
-        return self._scheduler.start_call(self._ids(env_ids), "apply", lambda rows: (function, args, kwargs))
+        with self.turn:
+            self._check_usable()
+            return self._scheduler.start_call(self._ids(env_ids), "apply", lambda rows: (function, args, kwargs))
 
     def finish_call(self, call: Call, timeout: float | None = None) -> list[Any]:
         """The second half of `call` and of `apply`: waits for the results. Several may be under way, in any order."""
-        self._check_usable()
-        return self._scheduler.commands.finish(call, Deadline.after(timeout))
+        with self.turn:
+            self._check_usable()
+            return self._scheduler.commands.finish(call, Deadline.after(timeout))
 
     def _check_usable(self) -> None:
         if self._fault is not None:
@@ -331,10 +360,11 @@ class Pool:
         Raises:
             CannotSnapshot: naming the envs that cannot be saved, and why.
         """
-        self._check_usable()
-        found = snapshots.take(
-            self._scheduler, self._shape.identity(self.order), self._first_seeds, Deadline.after(timeout)
-        )
+        with self.turn:
+            self._check_usable()
+            found = snapshots.take(
+                self._scheduler, self._shape.identity(self.order), self._first_seeds, Deadline.after(timeout)
+            )
         if path is not None:
             found.save(path)
         return found
@@ -358,14 +388,15 @@ class Pool:
         snapshot.check(self._shape.identity(self.order))
         snapshots.check(self._scheduler, snapshot)
         deadline = Deadline.after(timeout)
-        self._scheduler.drop(np.arange(self.num_envs), deadline)
-        try:
-            ready, self._first_seeds = snapshots.restore(self._scheduler, snapshot, deadline)
-        except BaseException as error:
-            # Some envs may be elsewhere in time than others: nothing here can be relied on any more.
-            self.shut(1.0, PoolClosed(f"the pool was closed because a restore failed: {error}"))
-            raise
-        return self.data.batch(ready)
+        with self.turn:
+            self._scheduler.drop(np.arange(self.num_envs), deadline)
+            try:
+                ready, self._first_seeds = snapshots.restore(self._scheduler, snapshot, deadline)
+            except BaseException as error:
+                # Some envs may be elsewhere in time than others: nothing here can be relied on any more.
+                self.shut(1.0, PoolClosed(f"the pool was closed because a restore failed: {error}"))
+                raise
+            return self.data.batch(ready)
 
     # ---- end -------------------------------------------------------------------------------------------------
 
@@ -374,13 +405,19 @@ class Pool:
         self.shut(1.0, PoolClosed(f"the pool was closed because {error}"))
         return error
 
-    def close(self, timeout: float | None = 5.0) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Close all envs and end all workers: asks, and after `timeout` seconds forces. May be called again.
+
+        Warns of envs that had to be forced: a SlowEnvWarning says which they are, and where they hang.
 
         Raises:
             EnvError: an env raised in its close; everything is closed all the same.
         """
+        was_open = self._fault is None
         errors = self.shut(timeout, PoolClosed("the pool is closed: make a new one"))
+        if was_open and (hung := self._workers.hung()):
+            text = f"close has waited {timeout:g} s for envs that hang, and gives them up\n"
+            warnings.warn(text + "\n".join(hung), SlowEnvWarning, stacklevel=caller_level())
         if errors:
             env_id, error = errors[0]
             raise error.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))
@@ -393,11 +430,18 @@ class Pool:
         _open.discard(self)
         self._slab.withdraw()
         self._scheduler.end(fault)
-        errors = self._workers.close(Deadline.after(timeout))
+        errors = self._workers.close(Deadline.after(timeout), self._until_alone)
         self._slab.close()
         return errors
 
     __reduce__ = refuse_pickling
+
+    def _until_alone(self, deadline: Deadline) -> None:
+        """Wait until the thread that has the turn leaves, which it does soon: those that come now are refused."""
+        while not deadline.passed:
+            with contextlib.suppress(ConcurrentUse), self.turn:
+                return
+            time.sleep(0.002)
 
     def __enter__(self) -> Pool:
         return self

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal import native
 from shoal.errors import ShoalError, StartError, StepTimeout, WorkerDied
 from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
@@ -45,12 +46,15 @@ class Worker(ABC):
     torn = False  # whether an interrupt has cut a message to or from it in two
     condemned = ""  # why the caller has ended it
     node = ""  # the machine that it is on; "" for this one
+    explains = False  # whether a close that has to force it says, in `hung`, what it was doing
+    hung = ""
     memory: int | None = None  # resident bytes when last looked at
     memory_at_start: int | None = None
 
     def __init__(self, block: BlockSpec):
         self.index, self.start, self.stop = block.index, block.start, block.stop
         self._state = "starting"
+        self._stats: Any = None  # of this worker in the slab, once it is attached
         self._notes: dict[int, Note] = {}
         self._replies: dict[int, Reply] = {}
 
@@ -68,6 +72,12 @@ class Worker(ABC):
     def building(self) -> int | None:
         """The env that it builds; None before the first, and where that cannot be known."""
         return None
+
+    @property
+    def at_work(self) -> int | None:
+        """The env that it is running, or was running when it died."""
+        lane = 0 if self._stats is None else int(self._stats[native.STAT_AT])
+        return abs(lane) - 1 if lane else None
 
     @property
     def replaceable(self) -> bool:
@@ -201,6 +211,13 @@ class Worker(ABC):
             self._replies[message.ticket] = message
         elif isinstance(message, list):
             self._notes.update((note.lane, note) for note in message)
+
+    def describe_hang(self) -> str:
+        """What it is doing, while it should have left, and where."""
+        pid = "" if self.pid is None else f" (pid {self.pid})"
+        stack, at = self.stack(), self.at_work
+        doing = "is running no env" if at is None else f"is running env {at}"
+        return f"worker {self.index}{pid} {doing}" + (f":\n{stack}" if stack else "")
 
     def describe_late_start(self) -> str:
         """What is known of a worker whose envs are not all built in time."""

@@ -14,7 +14,7 @@ from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.life import make_stepper
 from shoal.envs.batched import BatchedEnv, RowsEnv
 from shoal.envs.group import is_group
-from shoal.errors import NothingPending
+from shoal.errors import NothingPending, PoolClosed
 from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
@@ -71,7 +71,10 @@ class InlineWorker(Worker):
         return 0
 
     def send(self, *message: Any) -> None:
-        self.stepper.handle(message)
+        stepper = self.stepper
+        if stepper is None:
+            raise PoolClosed("the pool was closed by another thread")
+        stepper.handle(message)
 
     def receive(self, deadline: Deadline) -> Any:
         if not self._outbox:

@@ -71,7 +71,6 @@ class ProcessWorker(Worker):
             os.close(self._crash_log)
             raise
         self._mail: Any = None
-        self._stats: Any = None
         self._death: WorkerDied | None = None
         self._ring: Callable[[int], None] = lambda index: None
         self._oom_kills = processes.oom_kills()
@@ -113,9 +112,12 @@ class ProcessWorker(Worker):
         """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
-    def probe(self, deadline: Deadline) -> Measurement:
-        """Have its first env measured instead of attaching it to a slab."""
+    def ask_for_measurement(self) -> None:
+        """Have its first env measured instead of attaching it to a slab: `measured` waits for it."""
         self._send_raw(cloudpickle.dumps(("probe",)))
+
+    def measured(self, deadline: Deadline) -> Measurement:
+        """What a step of its first env costs."""
         measurement: Measurement = self._first_words(deadline)
         return measurement
 
@@ -199,12 +201,6 @@ class ProcessWorker(Worker):
                     self._file(unpack(data))
 
     @property
-    def at_work(self) -> int | None:
-        """The env that it is running, or was running when it died."""
-        lane = 0 if self._stats is None else int(self._stats[native.STAT_AT])
-        return abs(lane) - 1 if lane else None
-
-    @property
     def building(self) -> int | None:
         env_id = self._crash_log_head()[0]
         return None if env_id < 0 else env_id
@@ -262,13 +258,14 @@ class ProcessWorker(Worker):
 
     def stack(self) -> str:
         """What its main thread is doing, as faulthandler writes it; "" if it does not say so at once."""
-        own = f"Thread 0x{self._crash_log_head()[1]:016x}"
-        pid = self.pid
-        if STACK_SIGNAL is None or pid is None or self.state != "running":
+        if STACK_SIGNAL is None or self._process is None or not self._process.alive:
             return ""
+        main_thread = self._crash_log_head()[1]
+        if not main_thread:
+            return ""  # it has not begun, and the signal would end it
+        own = f"Thread 0x{main_thread:016x}"
         before = os.fstat(self._crash_log).st_size
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, STACK_SIGNAL)
+        self._process.signal(STACK_SIGNAL)
         seen = before
         for _ in range(50):
             time.sleep(0.02)
@@ -308,16 +305,19 @@ class ProcessWorker(Worker):
         if self._state in ("closed", "restarting"):
             return []
         self.ask_to_close()
-        self._state = "closed"
-        errors: list[tuple[int, Any]] = []
+        errors: list[tuple[int, Any]] | None = None
         try:
             if self._process is not None:
                 errors = self._close_errors(deadline)
+                if errors is None and self.explains and deadline.passed and self._process.alive:
+                    self.hung = self.describe_hang()
+                self._state = "closed"
                 self._force_out(deadline)
                 processes.kill(self._descendants)
         finally:
+            self._state = "closed"
             self._release()
-        return errors
+        return errors or []
 
     def ask_to_close(self) -> None:
         if self._state in ("closing", "closed", "restarting") or self._process is None:
@@ -337,15 +337,15 @@ class ProcessWorker(Worker):
         poller.register(self.connection.fileno(), select.POLLOUT)
         return any(event & select.POLLOUT for _, event in poller.poll(0))
 
-    def _close_errors(self, deadline: Deadline) -> list[tuple[int, Any]]:
-        """What its envs raised in close; nothing from a worker that is dead or stuck."""
+    def _close_errors(self, deadline: Deadline) -> list[tuple[int, Any]] | None:
+        """What its envs raised in close; None from a worker that is dead or stuck."""
         with contextlib.suppress(Exception):
             while True:
                 message = self.receive(deadline)
                 if isinstance(message, tuple) and message[0] == "closed":
                     return message[1]  # type: ignore[no-any-return]
                 self._file(message)  # of answers that were not taken yet
-        return []
+        return None
 
     def _force_out(self, deadline: Deadline) -> None:
         """Wait, then SIGTERM, then SIGKILL: bounded whatever the env does."""

@@ -66,6 +66,7 @@ class ThreadWorker(Worker, Life):
         start_thread(self._thread)
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
+        self._stats = slab.array("stats")[self.index]
         self._attachment.put((slab, config, pool_bell))
 
     def attached(self, deadline: Deadline) -> None:
@@ -109,6 +110,8 @@ class ThreadWorker(Worker, Life):
         self._state = "closed"
         if self._thread.is_alive():  # it may have left already, and its last words lie in the outbox
             self._thread.join(deadline.left)
+        if self.explains and self._thread.is_alive():
+            self.hung = self.describe_hang()
         errors: list[tuple[int, PackedError]] = []
         while not self._outbox.empty():
             message = self._outbox.get_nowait()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -17,6 +18,8 @@ from shoal.memory.answers import Ready
 from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
 from shoal.support.checks import Ids, refuse_pickling
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def split_reset_mask(options: dict[str, Any] | None, count: int) -> tuple[Ids | None, dict[str, Any] | None]:
@@ -73,6 +76,17 @@ class ClosedByWith(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def in_turn(method: Method) -> Method:
+    """Keep other threads out while this method of a PoolFace runs. Those that run at every step do it themselves."""
+
+    @functools.wraps(method)
+    def alone(self: PoolFace, *args: Any, **kwargs: Any) -> Any:
+        with self.pool.turn:
+            return method(self, *args, **kwargs)
+
+    return alone  # type: ignore[return-value]
 
 
 class PoolFace(ClosedByWith):

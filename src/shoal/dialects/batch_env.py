@@ -36,7 +36,7 @@ from shoal.memory.copies import own_copy
 from shoal.pool import Pool
 from shoal.spaces.leaves import Kind, assemble, flatten, get_path, read_actions, write_observation
 from shoal.support.checks import Ids, Seed, check_choice, check_ids, spread_seed, truth
-from shoal.support.deadline import Deadline
+from shoal.support.deadline import CLOSE_TIMEOUT, Deadline
 from shoal.worker.building import identity_of, refuse_shared
 
 __all__ = ["Async", "BatchEnv", "ExternalProcess", "Promise"]
@@ -196,7 +196,7 @@ class ExternalProcess(ClosedByWith):
                 promise._error, promise._call = copy.copy(fault), None
         self._asked.clear()
 
-    def close(self, timeout: float | None = 5.0) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Close the env and end its process, after `timeout` seconds by force. May be called again.
 
         Promises that were not kept by then raise PoolClosed.
@@ -436,7 +436,7 @@ class BatchEnv(ClosedByWith):
         if self._closed:
             raise PoolClosed("this BatchEnv is closed: make a new one")
 
-    def close(self, timeout: float | None = 5.0) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
         """Close all envs, also where one of them raises. May be called again.
 
         Args:

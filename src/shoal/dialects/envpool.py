@@ -22,7 +22,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal import dialects
 from shoal.backends.registry import is_batched
-from shoal.dialects.base import PoolFace, split_reset_mask
+from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
 from shoal.dialects.envpool_task import EnvPoolTask, EnvSpec, named_state, read_task
 from shoal.dialects.time_steps import TimeStepFace
 from shoal.errors import BadAction
@@ -148,10 +148,11 @@ class EnvPool(PoolFace):
             BadAction: nothing was sent.
             CallPending: one of the envs is still busy; nothing was sent.
         """
-        if self.is_async and not self._some_fresh and not isinstance(action, dict):
-            self.pool.send(action, env_id)  # which checks both; the order of sends is not needed
-        else:
-            self._send(*self._read(action, env_id))
+        with self.pool.turn:
+            if self.is_async and not self._some_fresh and not isinstance(action, dict):
+                self.pool.send(action, env_id)  # which checks both; the order of sends is not needed
+            else:
+                self._send(*self._read(action, env_id))
 
     def recv(self, reset: bool = False, return_info: bool = True) -> Any:
         """Wait for the next batch.
@@ -165,20 +166,24 @@ class EnvPool(PoolFace):
             EnvError: an env raised; the others come with the next recv, and it must be reset before it is sent to.
             WorkerDied: a worker is gone; the pool is closed (with on_error="restart": its budget is spent).
         """
-        return self._answer(self._wait(), reset)
+        with self.pool.turn:
+            return self._answer(self._wait(), reset)
 
     def step(self, action: Any, env_id: Any = None) -> Any:
         """Send, then recv. After an EnvError, the other envs' results are dropped, unless batches are asynchronous."""
-        actions, ids = self._read(action, env_id)
-        if ids is None and not self.is_async and not self._some_fresh:
-            return self._answer(self.pool.exchange(actions), False)
-        self._send(actions, ids)
-        return self.recv() if self.is_async else self._answer(self._collect(self._wait), False)
+        with self.pool.turn:
+            actions, ids = self._read(action, env_id)
+            if ids is None and not self.is_async and not self._some_fresh:
+                return self._answer(self.pool.exchange(actions), False)
+            self._send(actions, ids)
+            return self.recv() if self.is_async else self._answer(self._collect(self._wait), False)
 
+    @in_turn
     def async_reset(self) -> None:
         """Start a reset of all envs; their first observations come with recv."""
         self._start_reset(None)
 
+    @in_turn
     def reset(self, env_id: Any = None, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Reset envs and wait for them. The answer to a pending step of theirs is dropped.
 

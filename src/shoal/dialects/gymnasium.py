@@ -16,11 +16,12 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoA
 from gymnasium.vector.async_vector_env import AsyncState
 from gymnasium.vector.vector_env import AutoresetMode
 
-from shoal.dialects.base import PoolFace, split_reset_mask
+from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
 from shoal.memory.answers import Ready, stacked
 from shoal.support.checks import spread_seed, whole_number
+from shoal.support.deadline import CLOSE_TIMEOUT
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -74,6 +75,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         methodcaller("get_attr", "np_random"), doc="Each env's own generator; a copy if the env is in another process."
     )
 
+    @in_turn
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -81,6 +83,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         self.reset_async(seed=seed, options=options)
         return self.reset_wait()
 
+    @in_turn
     def reset_async(
         self, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> None:
@@ -98,6 +101,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         self.pool.async_reset(self._reset_ids, seed=seeds, options=options)
         self._state = AsyncState.WAITING_RESET
 
+    @in_turn
     def reset_wait(self, timeout: float | None = None) -> tuple[Any, dict[str, Any]]:
         """The observations and infos of the reset that was started."""
         with self._finishing(AsyncState.WAITING_RESET, timeout):
@@ -107,34 +111,40 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         return self.pool.data.take_obs(ready), self._infos(ready)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
-            self._begin("step_async")
-        ready = self._exchange(actions)
-        return (*self.pool.data.take_step(ready), self._infos(ready) if ready.infos else {})
+        with self.pool.turn:
+            if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
+                self._begin("step_async")
+            ready = self._exchange(actions)
+            return (*self.pool.data.take_step(ready), self._infos(ready) if ready.infos else {})
 
+    @in_turn
     def step_async(self, actions: Any) -> None:
         """Start a step; its result comes with `step_wait`."""
         self._begin("step_async")
         self.pool.send(actions)
         self._state = AsyncState.WAITING_STEP
 
+    @in_turn
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """The result of the step that was started."""
         with self._finishing(AsyncState.WAITING_STEP, timeout):
             ready = self._collect(self.pool.wait, timeout)
         return (*self.pool.data.take_step(ready), self._infos(ready))
 
+    @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or get an attribute, of each env."""
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
+    @in_turn
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Start a call; its results come with `call_wait`."""
         self._begin("call_async")
         self._call = self.pool.start_call(name, args, kwargs)
         self._state = AsyncState.WAITING_CALL
 
+    @in_turn
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """The results of the call that was started, one per env."""
         with self._finishing(AsyncState.WAITING_CALL, timeout):
@@ -144,6 +154,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """An attribute of each env."""
         return self.call(name)
 
+    @in_turn
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each env: a list or tuple gives each its own."""
         self._begin("set_attr")
@@ -153,12 +164,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         return self.call("render")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the envs, by force after `timeout` seconds (5 by default), or at once with `terminate`."""
+        """Close the envs, by force after `timeout` seconds (3 by default), or at once with `terminate`."""
         if self._state is not AsyncState.DEFAULT:
             gymnasium.logger.warn(
                 f"Calling `close` while waiting for a pending call to `{self._state.value}` to complete."
             )
-        self.pool.close(0.0 if terminate else 5.0 if timeout is None else timeout)
+        self.pool.close(0.0 if terminate else CLOSE_TIMEOUT if timeout is None else timeout)
 
     def __del__(self) -> None:
         # The pool closes itself when it is garbage collected.

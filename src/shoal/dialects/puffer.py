@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from shoal.dialects.base import PoolFace
+from shoal.dialects.base import PoolFace, in_turn
 from shoal.envs.adapt import adapt
 from shoal.envs.functions import as_env_fns
 from shoal.envs.group import is_group
@@ -83,6 +83,7 @@ class _Vectorized(PoolFace):
         """For the next reset: env i gets `seed + i`."""
         self._seed = seed
 
+    @in_turn
     def async_reset(self, seed: int | None = None) -> None:
         """Start a reset of all envs; their observations come with `recv`."""
         if seed is not None:
@@ -93,8 +94,9 @@ class _Vectorized(PoolFace):
 
     def recv(self, timeout: float | None = None) -> Received:
         """The next batch: observations, rewards, terminals, truncations, infos, env ids, masks."""
-        batch = self.pool.recv(timeout)
-        self._last_ids = batch.env_id
+        with self.pool.turn:
+            batch = self.pool.recv(timeout)
+            self._last_ids = batch.env_id
         infos: list[dict[str, Any]] = []
         for _, info in sorted(batch.info.items()):
             infos += info["infos"] if list(info) == ["infos"] else [dict(info)]
@@ -102,11 +104,13 @@ class _Vectorized(PoolFace):
 
     def send(self, actions: Any) -> None:
         """Step the envs that were received last."""
-        if self._last_ids is None:
-            raise NothingPending("send is for the envs that recv has returned last: call recv first")
-        self.pool.send(actions, self._last_ids)
-        self._last_ids = None
+        with self.pool.turn:
+            if self._last_ids is None:
+                raise NothingPending("send is for the envs that recv has returned last: call recv first")
+            self.pool.send(actions, self._last_ids)
+            self._last_ids = None
 
+    @in_turn
     def reset(self, seed: int | None = None) -> Reset:
         """Reset all envs: the observations of the first batch, and its infos."""
         self.async_reset(seed)
@@ -115,8 +119,9 @@ class _Vectorized(PoolFace):
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, list[dict[str, Any]]]:
         """Step the envs that were received last, and receive the next batch."""
-        self.send(actions)
-        return self.recv()[:5]
+        with self.pool.turn:
+            self.send(actions)
+            return self.recv()[:5]
 
     def notify(self) -> None:
         """Does nothing: workers need no notice."""

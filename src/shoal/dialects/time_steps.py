@@ -83,14 +83,16 @@ class TimeStepFace(PoolFace):
 
     def _first_step(self, seed: Any = None) -> Parts:
         """Begin a new episode in every env."""
-        self.pool.async_reset(seed=seed)
-        return self._read_step(self._collect(self.pool.wait_reset))
+        with self.pool.turn:
+            self.pool.async_reset(seed=seed)
+            return self._read_step(self._collect(self.pool.wait_reset))
 
     def _next_step(self, actions: Any) -> Parts:
         """Step every env, and begin a new episode where the last answer ended one."""
         if self._bools:  # spaces have no arrays of bool
             actions = map_spec(_as_int, self._specs.action, actions)
-        return self._read_step(self.pool.exchange(actions))
+        with self.pool.turn:
+            return self._read_step(self.pool.exchange(actions))
 
     def _read_step(self, ready: Ready) -> Parts:
         """The answer of these envs as a batched TimeStep."""

@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.dialects.base import ClosedByWith, PoolFace
+from shoal.dialects.base import ClosedByWith, PoolFace, in_turn
 from shoal.envs import wrapper_layers
 from shoal.errors import BadCall, NothingPending
 from shoal.memory.answers import Ready
@@ -211,6 +211,7 @@ class PoolVecEnv(PoolFace, VecEnv):
 
     envs = property(attrgetter("pool.local_envs"), doc="The envs that live in this process.")
 
+    @in_turn
     def reset(self) -> Any:
         self.waiting = self._late = False  # pool.reset drops what is under way
         options = [one or None for one in self._options]
@@ -223,10 +224,12 @@ class PoolVecEnv(PoolFace, VecEnv):
     def step(self, actions: Any) -> StepReturn:
         if self._splits_step(PoolVecEnv):
             return super().step(actions)
-        if self.waiting or self._late:
-            self._begin()
-        return self._result(self._exchange(self._as_bits(actions) if self._bits else actions))
+        with self.pool.turn:
+            if self.waiting or self._late:
+                self._begin()
+            return self._result(self._exchange(self._as_bits(actions) if self._bits else actions))
 
+    @in_turn
     def step_async(self, actions: Any) -> None:
         self._begin()
         self.pool.send(self._as_bits(actions) if self._bits else actions)
@@ -239,6 +242,7 @@ class PoolVecEnv(PoolFace, VecEnv):
         whole = array.dtype.kind == "f" and bool(((array == 0) | (array == 1)).all())
         return array.astype(np.int8) if whole else array
 
+    @in_turn
     def step_wait(self) -> StepReturn:
         if not self.waiting and not self.closed:
             raise self._not_stepping("step_wait was called without step_async before it")
@@ -290,6 +294,7 @@ class PoolVecEnv(PoolFace, VecEnv):
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         return self._apply(wrapper_layers.is_wrapped, indices, wrapper_layers.name_of(wrapper_class))
 
+    @in_turn
     def _apply(self, function: Callable[..., Any], indices: Indices, *args: Any, **kwargs: Any) -> list[Any]:
         ids = self._ids(indices)
         rounds = [ids] if len(set(ids)) == len(ids) else [[i] for i in ids]  # an env that is named twice is asked twice

@@ -19,12 +19,13 @@ Arguments = Callable[[list[int]], tuple[Any, ...]]  # those of a command, for so
 
 
 class Call(NamedTuple):
-    """A command on its way: its env ids, for each worker its ticket and the rows of `ids` that it answers, and what
-    has come back for each row."""
+    """A command on its way: what its envs are called, for each worker its ticket and the rows of `ids` that it answers,
+    what has come back for each row, and the index of each row's worker."""
 
     ids: Ids
     tickets: list[tuple[Worker, int, list[int]]]
     results: list[Any]
+    workers: list[int]
 
 
 class Commands:
@@ -52,14 +53,14 @@ class Commands:
                 with self._core:
                     told = self.tell(worker, command, ticket, lanes, *arguments(rows))
             tickets.append((worker, ticket, rows))
-        return Call(ids, tickets, [None] * len(ids))
+        return Call(ids, tickets, [None] * len(ids), self._table.owner[ids].tolist())
 
     def finish(self, call: Call, deadline: Deadline) -> list[Any]:
         """Wait for the results of a command, in the order of its ids. Raises the first env's error."""
         values = self._fetch(call, deadline)
-        for env_id, value in zip(call.ids.tolist(), values, strict=True):
+        for env_id, worker, value in zip(call.ids.tolist(), call.workers, values, strict=True):
             if isinstance(value, PackedError):
-                raise value.unpack(env_id, int(self._table.owner[env_id]))
+                raise value.unpack(env_id, worker)
         return values
 
     def command(self, ids: Ids, name: str, arguments: Arguments, deadline: Deadline) -> list[Any]:

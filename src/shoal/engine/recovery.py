@@ -8,9 +8,10 @@ old worker can no longer answer what it was asked, and the new one is asked unde
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from shoal.backends.base import Worker
 from shoal.engine.lane_table import HeldRequest, LaneTable
 from shoal.engine.restarts import Loss, Recycling, Restarts
 from shoal.engine.workers import Replacement
-from shoal.errors import ShoalError, StepTimeout, WorkerDied
+from shoal.errors import ShoalError, StartError, StepTimeout, WorkerDied
 from shoal.memory.messages import STATUS_ERROR, STATUS_NOTE, Order
 from shoal.memory.packed_errors import PackedError
 from shoal.native.counters import POOL_RESTARTS
@@ -224,18 +225,30 @@ class Recovery:
     def news(self) -> None:
         """See which workers have died and which are back. Raises, with the pool closed, where nothing can be done."""
         try:
-            for worker in self._workers.dead():
-                self.handle_death(worker, worker.death())
-            self._failed += [one for one in self._workers.finished() if one.error is not None]
-            while self._failed:
-                self._try_again(self._failed[0], self._failed[0].error)
-                del self._failed[0]
+            with self._or_close():
+                for worker in self._workers.dead():
+                    self.handle_death(worker, worker.death())
+                self._failed += [one for one in self._workers.finished() if one.error is not None]
+                while self._failed:
+                    self._try_again(self._failed[0], self._failed[0].error)
+                    del self._failed[0]
         except Exception:
             raise  # the pool is closed
         except BaseException:
             self._table.core.alarm()  # an interrupt, halfway: the next wait looks again
             raise
         self.look()
+
+    @contextlib.contextmanager
+    def _or_close(self) -> Iterator[None]:
+        """Whatever goes wrong inside closes the pool: lanes that were half mended would be waited for without end."""
+        try:
+            yield
+        except ShoalError as error:
+            raise self._on_death(error)  # noqa: B904, it is the same one
+        except Exception as error:
+            text = f"a worker that was lost could not be replaced: {type(error).__name__}: {error}; make a new pool"
+            raise self._on_death(StartError(text)) from error
 
     def handle_death(self, worker: Worker, error: ShoalError) -> None:
         """A worker is gone: have it replaced. Raises, with the pool closed, where that must not be."""
@@ -244,6 +257,10 @@ class Recovery:
             raise self._on_death(error)
         if self._workers[worker.index] is not worker or self._workers.is_away(worker.index):
             return  # known
+        with self._or_close():
+            self._mend(worker, error)
+
+    def _mend(self, worker: Worker, error: WorkerDied) -> None:
         culprit = f"worker {worker.index}" if error.env_id is None else error.env_id
         guilty = worker.env_ids if error.env_id is None else self._groups.of(error.env_id).tolist()
         delay = self.restarts.blame(culprit, self._has_worked(guilty))
@@ -343,8 +360,9 @@ class Recovery:
             self.handle_death(worker, error if isinstance(error, WorkerDied) else worker.death())
             return
         states = {lane: state for lane, state in zip(moving, saved, strict=True) if not isinstance(state, PackedError)}
-        self._workers.retire(worker, deadline, states)
-        for lane in lanes.tolist():
-            if lane not in states:
-                self._lose(lane, loss)
-        self._orphan(worker)
+        with self._or_close():
+            self._workers.retire(worker, deadline, states)
+            for lane in lanes.tolist():
+                if lane not in states:
+                    self._lose(lane, loss)
+            self._orphan(worker)

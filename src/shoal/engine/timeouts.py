@@ -1,22 +1,27 @@
-"""When a wait must look around: for envs that take longer than they may, and to warn of a wait that takes long."""
+"""When a wait must look around: for envs that take longer than they may, and to warn of a wait that takes long.
+
+`Timeouts` is for the waits of a pool that runs, `Patience` for those of its start.
+"""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from shoal import native
 from shoal.backends.base import Worker
 from shoal.engine.lane_table import LaneTable
-from shoal.errors import SlowEnvWarning
+from shoal.errors import EnvError, SlowEnvWarning, StepTimeout
 from shoal.support.checks import Ids
-from shoal.support.deadline import Deadline
+from shoal.support.deadline import NEVER, Deadline
+from shoal.support.frames import caller_level
 
 PATIENCE_NS = 10_000_000_000  # until a wait without any limit says what it is waiting for
+Found = TypeVar("Found")
 
 
 class Timeouts:
@@ -100,7 +105,7 @@ class Timeouts:
             f"still waiting for envs {list(late[:8])} after {PATIENCE_NS // 10**9} s, without a limit: give "
             f"step_timeout, or a timeout{stories}",
             SlowEnvWarning,
-            stacklevel=6,
+            stacklevel=caller_level(),
         )
 
     def _story(self, index: int) -> str:
@@ -111,3 +116,33 @@ class Timeouts:
         at = int(self._stats[index, native.STAT_AT])
         doing = f"running env {abs(at) - 1}" if at else "running no env"
         return f"\nworker {index} (pid {worker.pid}) is {doing}" + (f":\n{stack}" if stack else "")
+
+
+class Patience:
+    """The waits of one start. If there is no limit for it, the first wait that takes long warns, once for all of them.
+
+    Args:
+        deadline: until when all of them must be over.
+    """
+
+    def __init__(self, deadline: Deadline):
+        self.deadline = deadline
+        self._first_look = Deadline(None, time.monotonic_ns() + PATIENCE_NS) if deadline is NEVER else deadline
+
+    def wait(self, wait: Callable[[Deadline], Found], worker: Worker, story: Callable[[], str]) -> Found:
+        """What `wait` returns. `story` says what the worker is doing, if that takes long."""
+        try:
+            return wait(self._first_look)
+        except StepTimeout as error:
+            if isinstance(error, EnvError) or self._first_look is self.deadline:
+                raise  # the env's own, or the limit
+        self._first_look = self.deadline
+        stack = worker.stack()
+        pid = "" if worker.pid is None else f" (pid {worker.pid})"
+        warnings.warn(
+            f"the start still waits after {PATIENCE_NS // 10**9} s, without a limit: give start_timeout\n"
+            f"{story()}{pid}" + (f":\n{stack}" if stack else ""),
+            SlowEnvWarning,
+            stacklevel=caller_level(),
+        )
+        return wait(self.deadline)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
-from shoal.support.limits import explain
+from shoal.support.limits import explain, start_thread
 
+if TYPE_CHECKING:
+    from shoal.engine.timeouts import Patience
+
+MOST_STORIES = 4
 AWAY = -1  # in the roster, instead of a process id: the worker is being replaced
 
 
@@ -81,14 +85,14 @@ class Workers:
 
     # ---- start -------------------------------------------------------------------------------------------------
 
-    def build(self, deadline: Deadline) -> list[BlockSummary]:
-        """Start all workers and wait until their envs are built."""
+    def build(self, deadline: Deadline, patience: Patience | None = None) -> list[BlockSummary]:
+        """Start all workers and wait until their envs are built. `patience` warns of a wait that takes long."""
         try:
             for worker in self._all:
                 self.backend.launch(worker, deadline)
             # The caller's own block last, while the others build theirs.
             order = sorted(self._all, key=lambda worker: worker is self.inline)
-            self._summaries = _built(order, deadline)
+            self._summaries = _built(order, deadline, patience)
         except ShoalError:
             raise  # which may be an OSError too: a timeout is one, and an env's own may be
         except OSError as error:
@@ -121,14 +125,14 @@ class Workers:
         for worker, (start, stop) in zip(self._all, blocks, strict=True):
             worker.start, worker.stop = start, stop
 
-    def attach(self, slab: Slab, config: StepperConfig, deadline: Deadline) -> None:
+    def attach(self, slab: Slab, config: StepperConfig, deadline: Deadline, patience: Patience | None = None) -> None:
         """Give the slab to all workers; afterwards they wait for requests."""
         self._slab, self._config = slab, config
         self._pool_bell = self.backend.make_bell()
         for worker in self._all:
             worker.attach(slab, config, self._pool_bell)
         for worker in self._all:
-            worker.attached(deadline)
+            _patient(patience, worker.attached, deadline, worker, lambda w: f"worker {w.index} makes ready to step")
             self._write_roster(worker)
         self._bells = [worker.bell for worker in self._all]
 
@@ -228,8 +232,14 @@ class Workers:
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
-    def close(self, deadline: Deadline) -> list[tuple[int, Any]]:
-        """Close all envs and end all workers; the errors of envs' close, by env id."""
+    def close(
+        self, deadline: Deadline, until_alone: Callable[[Deadline], None] = lambda deadline: None
+    ) -> list[tuple[int, Any]]:
+        """Close all envs and end all workers; the errors of envs' close, by env id.
+
+        `until_alone` waits for another thread that may be stepping the caller's own block, which is closed last: when
+        the other workers are gone, that thread waits for none of them.
+        """
         with self._lock:
             self._closing = True
             replacements, self.replacements = list(self.replacements.values()), {}
@@ -239,14 +249,25 @@ class Workers:
         with contextlib.ExitStack() as stack:  # each step, whatever becomes of the ones before it; the last one first
             stack.callback(self.backend.end_descendants, workers)
             stack.callback(self.backend.close)
-            for worker in reversed(self._all):
-                stack.callback(lambda worker: errors.extend(worker.close(deadline)), worker)
+            for worker in sorted(self._all, key=lambda worker: not isinstance(worker, InlineWorker)):
+                stack.callback(self._close_one, worker, deadline, errors)
+                if isinstance(worker, InlineWorker):
+                    stack.callback(until_alone, deadline)
             for worker in self._all:
                 stack.callback(_quietly, worker.ask_to_close)
             stack.callback(self.backend.stop_watching)
             for replacement in replacements:
                 stack.callback(replacement.cancel)
-        return errors
+        return sorted(errors, key=lambda one: one[0])
+
+    def _close_one(self, worker: Worker, deadline: Deadline, errors: list[tuple[int, Any]]) -> None:
+        # Who was not given any time does not hang; and to ask where one is takes a moment.
+        worker.explains = deadline.seconds != 0 and len(self.hung()) < MOST_STORIES
+        errors.extend(worker.close(deadline))
+
+    def hung(self) -> list[str]:
+        """What those were doing that `close` had to end by force; not all of them, where they are many."""
+        return [worker.hung for worker in self._all if worker.hung]
 
     def abandon(self) -> None:
         """In a forked child: give up the descriptors, leave the workers to the process that owns them."""
@@ -268,19 +289,21 @@ class Replacement:
         self._delay, self._start, self._wake_pool = delay, start, wake_pool
         self._cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"shoal-replacement-{old.index}", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def _run(self) -> None:
         try:
             if not self._cancelled.wait(self._delay):
                 self._start(self)
         except Exception as error:
-            text = f"worker {self.old.index} could not be started again: {error}"
+            why = explain(error) if isinstance(error, OSError) else error
+            text = f"worker {self.old.index} could not be started again: {why}"
             self.error = error if isinstance(error, ShoalError) else StartError(text)
             if self.worker is not None:
                 self.worker.close(Deadline.after(0))
-        self.over = True
-        self._wake_pool()
+        finally:  # without this word the pool would wait for ever
+            self.over = True
+            self._wake_pool()
 
     def wait(self, seconds: float | None) -> bool:
         """Whether it is over by then."""
@@ -298,7 +321,17 @@ class Replacement:
             self.worker.close(Deadline.after(1.0))
 
 
-def _built(workers: Sequence[Worker], deadline: Deadline) -> dict[int, BlockSummary]:
+def _patient(
+    patience: Patience | None,
+    wait: Callable[[Deadline], Any],
+    deadline: Deadline,
+    worker: Worker,
+    story: Callable[[Worker], str],
+) -> Any:
+    return wait(deadline) if patience is None else patience.wait(wait, worker, lambda: story(worker))
+
+
+def _built(workers: Sequence[Worker], deadline: Deadline, patience: Patience | None = None) -> dict[int, BlockSummary]:
     """What each worker says of its envs, by its index, once they are built.
 
     At the deadline all other workers are still asked, so that the error names each env that is not built, and only
@@ -310,7 +343,7 @@ def _built(workers: Sequence[Worker], deadline: Deadline) -> dict[int, BlockSumm
         if late and isinstance(worker, InlineWorker):
             break  # its envs would be built here and now
         try:
-            summaries[worker.index] = worker.built(deadline)
+            summaries[worker.index] = _patient(patience, worker.built, deadline, worker, Worker.describe_late_start)
         except StepTimeout as error:
             if isinstance(error, EnvError):
                 raise  # the env's own

@@ -146,7 +146,8 @@ class GraphHost(FlatBatch):
 
     def exchange(self, actions: Sequence[Any]) -> Arrays:
         """Do what `step` does, for frameworks that let errors pass as they are."""
-        return self._answer(self.pool.exchange(self._nested(actions)))
+        with self.pool.turn:
+            return self._answer(self.pool.exchange(self._nested(actions)))
 
     def send(self, ids: Any, *actions: Any) -> None:
         """Start a step of these envs; None for all."""
@@ -155,7 +156,7 @@ class GraphHost(FlatBatch):
 
     def recv(self) -> tuple[npt.NDArray[np.int64], Arrays]:
         """Wait for the next batch, and return its env ids and its answer."""
-        with kept_errors():
+        with kept_errors(), self.pool.turn:
             ready = self.pool.wait()
             return ready.ids.copy(), self._answer(ready)
 

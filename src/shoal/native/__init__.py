@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import SlowCoreWarning
 from shoal.native import layout, twin, twin_kernel
+from shoal.support.frames import caller_level
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MISSING", "MIXED_SLOTS", "NOT_TAKEN",
     "OP_RESET", "OP_RESTART", "OP_STEP", "REMEDY", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes",
-    "merge", "outside", "standardize", "write_rows",
+    "Turn", "merge", "outside", "standardize", "write_rows",
 ]  # fmt: skip
 
 AUTORESET, MIXED_SLOTS = layout.AUTORESET, layout.MIXED_SLOTS
@@ -60,7 +61,7 @@ def Lanes(*args: Any, **kwargs: Any) -> Any:
     if MISSING is not None and not _warned:
         _warned = True
         text = f"Shoal runs without its C core: {MISSING}. {REMEDY}."
-        warnings.warn(text, SlowCoreWarning, stacklevel=_caller_level())
+        warnings.warn(text, SlowCoreWarning, stacklevel=caller_level())
     return twin.Lanes(*args, **kwargs) if core is None else twin.native_lanes(core, *args, **kwargs)
 
 
@@ -74,9 +75,6 @@ def Kernel(*args: Any) -> Any:
     return twin_kernel.Kernel(*args) if core is None else core.Kernel(*args)
 
 
-def _caller_level() -> int:
-    """How many frames the first one outside of Shoal lies above the caller of this."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "shoal":
-        level, frame = level + 1, frame.f_back
-    return level
+def Turn(refusal: Callable[[], BaseException]) -> Any:
+    """Keeps other threads out; see twin.Turn for the contract."""
+    return twin.Turn(refusal) if core is None else core.Turn(refusal)

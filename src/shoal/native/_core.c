@@ -1,4 +1,4 @@
-/* The module shoal.native._core: lanes, blocks, rows, kernels, bounds and moments in C; twin.py is its twin. */
+/* The module shoal.native._core: lanes, blocks, turns, rows, kernels, bounds and moments in C; twin.py is its twin. */
 #if !defined(Py_GIL_DISABLED) && defined(SHOAL_STABLE_ABI)
 #define Py_LIMITED_API 0x030c0000
 #endif
@@ -11,11 +11,12 @@
 #include "moments.h"
 #include "rows.h"
 #include "step_block.h"
+#include "turn.h"
 
 static int core_exec(PyObject *module) {
-    PyType_Spec *specs[] = {&lanes_spec, &block_spec, &kernel_spec};
-    const char *names[] = {"Lanes", "Block", "Kernel"};
-    for (int i = 0; i < 3; i++) {
+    PyType_Spec *specs[] = {&lanes_spec, &block_spec, &kernel_spec, &turn_spec};
+    const char *names[] = {"Lanes", "Block", "Kernel", "Turn"};
+    for (int i = 0; i < 4; i++) {
         PyObject *type = PyType_FromSpec(specs[i]);
         if (type == NULL || PyModule_AddObjectRef(module, names[i], type) < 0) {
             Py_XDECREF(type);

@@ -32,6 +32,15 @@ static inline PyObject *shoal_call(PyObject *callable, PyObject *const *args, si
     return PyObject_Vectorcall(callable, args, count, NULL);
 }
 
+/* For a thread that comes second: raises what `refusal` makes; NULL. */
+static inline PyObject *shoal_refuse_thread(PyObject *refusal) {
+    PyObject *error = refusal ? shoal_call(refusal, NULL, 0) : NULL;
+    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "another thread is inside");
+    Py_XDECREF(error);
+    return NULL;
+}
+
 /* Buffers of `count` objects, from the one numbered `writable` on to be written; how many it could get. */
 static inline int views_get(PyObject *const *objects, Py_buffer *views, int count, int writable) {
     int held = 0;

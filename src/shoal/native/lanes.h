@@ -262,11 +262,7 @@ static PyObject *lanes_heard(PyObject *object, PyObject *Py_UNUSED(ignored)) {
 static PyObject *lanes_enter(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Lanes *self = (Lanes *)object;
     if (!atomic_exchange(&self->in_use, 1)) Py_RETURN_NONE;
-    PyObject *error = self->refusal ? shoal_call(self->refusal, NULL, 0) : NULL;
-    if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "another thread is inside");
-    Py_XDECREF(error);
-    return NULL;
+    return shoal_refuse_thread(self->refusal);
 }
 
 static PyObject *lanes_refuse_with(PyObject *object, PyObject *refusal) {

@@ -21,7 +21,8 @@ from shoal.native.counters import MOST_LATE, POSTED_NS, flat
 from shoal.native.twin_block import Bell, Block, seconds_left
 
 __all__ = [
-    "Bell", "Block", "Lanes", "merge", "native_block", "native_lanes", "outside", "standardize", "write_rows",
+    "Bell", "Block", "Lanes", "Turn", "merge", "native_block", "native_lanes", "outside", "standardize",
+    "write_rows",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -29,6 +30,25 @@ ACTION_SCALAR, ACTION_ROW, ACTION_CALL = layout.ACTION_SCALAR, layout.ACTION_ROW
 AUTORESET = layout.AUTORESET
 SLOW_NS = 1_000_000  # steps that take longer are counted at once
 MOST_NUMBERS = 1024  # as many actions of a Discrete are kept
+
+
+class Turn:
+    """Lets one thread in, as often as it likes, and refuses all others until it has left.
+
+    Args:
+        refusal: makes the error for another thread.
+    """
+
+    def __init__(self, refusal: Callable[[], BaseException]):
+        self._refusal = refusal
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(False):
+            raise self._refusal()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Lanes:

@@ -21,6 +21,7 @@ from shoal.backends.backend import Backend
 from shoal.backends.base import BlockSpec
 from shoal.backends.processes import ProcessWorker
 from shoal.backends.threads import MOST_THREADS
+from shoal.engine.timeouts import Patience
 from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
 from shoal.errors import BadEnv, DataError
 from shoal.options import PoolOptions
@@ -195,10 +196,10 @@ def fixed_plan(backend: Backend, envs: int) -> Plan:
     return Plan(backend.name, workers if backend.batched else min(workers, envs))
 
 
-def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: int, deadline: Deadline) -> Plan:
+def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: int, patience: Patience) -> Plan:
     """Measure the first env in a process of its own, and choose the backend that is predicted to be the fastest."""
     try:
-        measured = _measure(env_fns[0], options.start_method, deadline)
+        measured = _measure(env_fns[0], options.start_method, patience)
     except BadEnv as error:
         if options.isolate:
             raise
@@ -206,14 +207,17 @@ def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: in
     return _choose(measured, len(env_fns), batch_size, usable_cores(), options.num_workers, options.isolate)
 
 
-def _measure(env_fn: EnvFn, start_method: str, deadline: Deadline) -> Measurement:
+def _measure(env_fn: EnvFn, start_method: str, patience: Patience) -> Measurement:
     """Build one env in a process of its own, step it for a moment, end the process."""
     spec = BlockSpec(0, 0, 1, pickle_env_fns([env_fn]))
     worker = ProcessWorker(spec, registry_additions(), start_method, {MEASURING: "1"})
     try:
-        worker.launch(deadline)
-        worker.built(deadline)
-        return worker.probe(deadline)
+        worker.launch(patience.deadline)
+        patience.wait(
+            worker.built, worker, lambda: f'{worker.describe_late_start()}, to be measured for backend="auto"'
+        )
+        worker.ask_for_measurement()
+        return patience.wait(worker.measured, worker, lambda: 'env 0 is stepped, to be measured for backend="auto"')
     finally:
         worker.close(Deadline.after(1.0))
 

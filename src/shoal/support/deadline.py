@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+CLOSE_TIMEOUT = 3.0  # seconds that a close gives to envs, where the user says nothing
 LONGEST = 1e9  # seconds, 31 years: longer times do not fit into the clock's 64 bits
 
 

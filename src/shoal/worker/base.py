@@ -375,8 +375,7 @@ class Stepper:
             parts.setdefault(self._place_of[lane - self.start].index, []).append(lane)
         values: dict[int, Any] = {}
         for index, own in parts.items():
-            # Below 0: the worker does not step, but is busy with this env all the same.
-            self._stats[native.STAT_SINCE_NS], self._stats[native.STAT_AT] = time.monotonic_ns(), -own[0] - 1
+            self._show_command(own[0])
             try:
                 found = act(self._places[index], own)
             except BaseException as error:
@@ -386,9 +385,17 @@ class Stepper:
         self._stats[native.STAT_AT] = 0
         self._post(Reply(ticket, [values[lane] for lane in lanes]))
 
+    def _show_command(self, lane: int) -> None:
+        """Below 0: the worker does not step, but is busy with this env all the same."""
+        self._stats[native.STAT_SINCE_NS], self._stats[native.STAT_AT] = time.monotonic_ns(), -lane - 1
+
     def close(self) -> list[tuple[int, PackedError]]:
         """Close the envs; return the errors of those that raised, by the first lane of each."""
-        errors = [error for place in self._places for error in close_envs([place.env], place.start)]
+        errors: list[tuple[int, PackedError]] = []
+        for place in self._places:
+            self._show_command(place.start)
+            errors += close_envs([place.env], place.start)
+        self._stats[native.STAT_AT] = 0
         self.envs.clear()
         return errors
 

@@ -17,6 +17,7 @@ from shoal.batch import Batch
 from shoal.memory.messages import RESTART_INFO
 from shoal.pool import Pool
 from shoal.support.checks import Ids, check_ids
+from shoal.support.deadline import CLOSE_TIMEOUT
 from shoal.wrappers.base import Array, Bound, Rows, Transform, added_infos, bind_all, map_parts, put_rows, take_rows
 
 
@@ -97,7 +98,7 @@ class WrappedPool(_Transformed):
     def reset(self, env_ids: Any = None, **options: Any) -> Batch:
         return self._transformed(self.pool.reset(env_ids, **options))
 
-    def close(self, timeout: float | None = 5.0) -> None:
+    def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
         self._close(lambda: self.pool.close(timeout))
 
     def __enter__(self) -> WrappedPool:
