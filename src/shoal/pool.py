@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,10 +14,10 @@ import numpy as np
 
 from shoal import building, native
 from shoal.batch import Batch, Rollout
-from shoal.engine import snapshots
+from shoal.engine import open_pools, snapshots
 from shoal.engine.collector import concurrent_use
-from shoal.engine.commands import Call
-from shoal.errors import BadCall, ConcurrentUse, EnvError, PoolClosed, ShoalError, SlowEnvWarning, WrongProcess
+from shoal.engine.env_commands import EnvCommands
+from shoal.errors import ConcurrentUse, EnvError, PoolClosed, ShoalError, SlowEnvWarning
 from shoal.memory.answers import Ready
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
@@ -40,11 +38,8 @@ from shoal.support.frames import caller_level
 
 __all__ = ["Pool"]
 
-_RESERVED = ("reset", "step", "close")  # what must go through the pool's own methods
-_open: weakref.WeakSet[Pool] = weakref.WeakSet()  # closed when the interpreter leaves, and given up in a forked child
 
-
-class Pool:
+class Pool(EnvCommands):
     """Many envs as one.
 
     Args:
@@ -86,10 +81,7 @@ class Pool:
         self.observation_space, self.action_space = self.specs.observation_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
         self.step_timeout = self.options.step_timeout
-        _open.add(self)
-        if self._workers.backend.closes_last:  # exit handlers run last in, first out
-            atexit.unregister(_close_all)
-            atexit.register(_close_all)
+        open_pools.add(self, last=self._workers.backend.closes_last)
 
     # ---- what it is ------------------------------------------------------------------------------------------
 
@@ -275,75 +267,6 @@ class Pool:
             self._check_usable()
             self._scheduler.drop(self._ids(env_ids), Deadline.after(timeout))
 
-    # ---- commands --------------------------------------------------------------------------------------------
-
-    def call(
-        self, name: str, *args: Any, env_ids: Any = None, timeout: float | None = None, **kwargs: Any
-    ) -> list[Any]:
-        """Call a method of each env, through its wrappers; a plain attribute is returned as it is.
-
-        Raises:
-            EnvError: with the env's own exception type, AttributeError included; the pool goes on.
-            CallPending: one of the envs is still busy with a step.
-            WorkerDied: the worker died over it. With on_error="restart" the pool goes on, and the envs' next step
-                tells of their restart.
-        """
-        deadline = Deadline.after(timeout)
-        with self.turn:
-            return self._scheduler.commands.finish(self.start_call(name, args, kwargs, env_ids, deadline), deadline)
-
-    def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """An attribute of each env, through its wrappers."""
-        return self.call(name, env_ids=env_ids)
-
-    def apply(self, function: Callable[..., Any], *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """What `function(env, ...)` returns for each env, run where the env lives. Raises what `call` does."""
-        with self.turn:
-            return self._scheduler.commands.finish(self.start_apply(function, args, kwargs, env_ids), NEVER)
-
-    def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """Set an attribute of each env: a list or tuple gives each its own, anything else goes to all."""
-        with self.turn:
-            self._check_usable()
-            ids = self._ids(env_ids)
-            each = list(values) if isinstance(values, list | tuple) else [values] * len(ids)
-            if len(each) != len(ids):
-                raise BadCall(f"set_attr: expected {len(ids)} values, one per env, found {len(each)}")
-            self.finish_call(self._scheduler.start_call(ids, "set", lambda rows: (name, [each[row] for row in rows])))
-
-    def render(self, env_ids: Any = None) -> list[Any]:
-        """A frame of each env, as its render mode says."""
-        return self.call("render", env_ids=env_ids)
-
-    def start_call(self, name: str, args: Any, kwargs: Any, env_ids: Any = None, deadline: Deadline = NEVER) -> Call:
-        """The first half of `call`: starts it and returns what `finish_call` needs."""
-        if not isinstance(name, str) or name in _RESERVED:
-            raise BadCall(f"call of {name!r}: expected the name of a method; use the pool's own {name} instead")
-        with self.turn:
-            self._check_usable()
-            return self._scheduler.start_call(self._ids(env_ids), "call", lambda rows: (name, args, kwargs), deadline)
-
-    def start_apply(self, function: Callable[..., Any], args: Any, kwargs: Any, env_ids: Any = None) -> Call:
-        """The first half of `apply`: starts it and returns what `finish_call` needs."""
-        if not callable(function):
-            raise BadCall(f"apply: expected a function that takes an env, found {function!r}")
-        with self.turn:
-            self._check_usable()
-            return self._scheduler.start_call(self._ids(env_ids), "apply", lambda rows: (function, args, kwargs))
-
-    def finish_call(self, call: Call, timeout: float | None = None) -> list[Any]:
-        """The second half of `call` and of `apply`: waits for the results. Several may be under way, in any order."""
-        with self.turn:
-            self._check_usable()
-            return self._scheduler.commands.finish(call, Deadline.after(timeout))
-
-    def _check_usable(self) -> None:
-        if self._fault is not None:
-            raise self._fault
-
-    def _ids(self, env_ids: Any) -> Ids:
-        return np.arange(self.num_envs) if env_ids is None else check_ids(env_ids, self.num_envs)
-
     # ---- snapshots -------------------------------------------------------------------------------------------
 
     def snapshot(self, path: str | os.PathLike[str] | None = None, timeout: float | None = None) -> Snapshot:
@@ -427,7 +350,7 @@ class Pool:
         if self._fault is not None:
             return []
         self._fault = fault
-        _open.discard(self)
+        open_pools.discard(self)
         self._slab.withdraw()
         self._scheduler.end(fault)
         errors = self._workers.close(Deadline.after(timeout), self._until_alone)
@@ -449,25 +372,14 @@ class Pool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
 
+    def disown(self, why: ShoalError) -> None:
+        """In a forked child, which has no workers: the pool is the parent's."""
+        self._fault = why
+        self._workers.abandon()
+
     def __del__(self) -> None:
         if getattr(self, "_fault", True) is None:
             self.shut(1.0, PoolClosed("the pool was garbage collected"))
 
 
-def _close_all() -> None:
-    for pool in list(_open):
-        pool.shut(1.0, PoolClosed("the interpreter is leaving"))
-
-
-def _disown_all() -> None:
-    """In a forked child, which has no workers: the pools are the parent's."""
-    why = f"this pool belongs to process {os.getppid()}, of which this one is a fork: make a pool here"
-    for pool in list(_open):
-        pool._fault = WrongProcess(why)
-        pool._workers.abandon()
-    _open.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_disown_all)
 Pool.__init__.__signature__ = signature_with_options(Pool.__init__)  # type: ignore[attr-defined]
