@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,7 @@ def descendants() -> set[int]:
 def _forkserver() -> None:
     """Started once: it and its descriptors stay until the interpreter leaves, and are nobody's leak."""
     shoal.Pool(CountEnv, 1, backend="processes").close()
+    resource_tracker.ensure_running()  # Python's own, for tests that use its shared memory
 
 
 @pytest.fixture

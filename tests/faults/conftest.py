@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def forkserver() -> None:
     """Started before anything is counted: it stays for the whole session, by design."""
     with Pool(CountEnv, 2, backend="processes", num_workers=2) as pool:
         pool.reset()
+    resource_tracker.ensure_running()  # Python's own, for tests that use its shared memory
 
 
 @pytest.fixture(autouse=True)
