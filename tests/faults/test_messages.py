@@ -16,6 +16,7 @@ import pytest
 from gymnasium import spaces
 
 import shoal
+from agent_envs import Scripted
 from envs import CountEnv, EvenSpace
 from faults.kit import LoadsBadly, assert_usable, fail, in_thread, open_pool
 from shoal.support.foreign_code import NotAnException, guarded
@@ -366,3 +367,24 @@ def test_infos_that_gymnasium_joins_are_joined_alike(which: list[str]) -> None:
         joined = envs.step(np.zeros(2, np.int64))[4]
         expected = theirs_join([{"fine": 1, **SHAPES[one]()} for one in which])
         assert repr(joined) == repr(expected)
+
+
+@pytest.mark.parametrize("backend", ["serial", "threads"])
+def test_an_info_that_holds_itself_names_its_env_where_it_is_copied(backend: str) -> None:
+    with open_pool(InfoShapes, backend=backend) as pool:
+        pool.reset(seed=0)
+        pool.set_attr("which", "knot", [2])
+        with pytest.raises(shoal.EnvError, match="env 2 raised in step") as caught:
+            pool.step(ZEROS)
+        assert isinstance(caught.value, RecursionError)
+        pool.set_attr("which", "", [2])
+        assert_usable(pool)
+
+
+def test_a_flag_of_an_agent_that_is_a_text_is_refused() -> None:
+    flags = {"a": False, "b": False}
+    script = [("ab", {"a": 1, "b": 2}, {"a": 0, "b": 0}, {**flags, "b": "False"}, flags, {})]
+    with shoal.Pool(partial(Scripted, ("ab", {"a": 1, "b": 2}), script), 1, backend="serial") as pool:
+        pool.reset()
+        with pytest.raises(shoal.EnvError, match=r"env 0 .*terminated must be a bool, got 'False'"):
+            pool.step(ZEROS[:2])
