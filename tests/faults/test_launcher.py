@@ -321,3 +321,19 @@ input()
         assert error.count("Traceback (most recent call last)") == 1, error
         assert error.rstrip().endswith("KeyboardInterrupt"), error
         eventually(lambda: not any(map(alive, below)))  # noqa: B023
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_killed_launcher_does_not_stay_a_zombie(method: str) -> None:
+    done = run(f"""
+        import signal
+        from faults.kit import children, is_helper
+        with shoal.Pool(CountEnv, 2, backend="processes", num_workers=2, start_method={method!r}) as pool:
+            pool.reset(seed=3)
+            [launcher] = [child for child in children(os.getpid()) if is_helper(child)]
+            os.kill(launcher, signal.SIGKILL)
+            while os.waitid(os.P_PID, launcher, os.WEXITED | os.WNOWAIT) is None:
+                pass
+        print(launcher in children(os.getpid()))
+    """)
+    assert done.stdout == "False\n", done.stderr

@@ -193,8 +193,20 @@ class _LauncherLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, os.WNOHANG)
+        self._is_gone()
+
+    def _is_gone(self) -> bool:
+        """Whether the launcher has ended; takes note of its end."""
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] != 0
+        except ChildProcessError:  # there was none, or its end was noted
+            return True
+
+    def tidy(self) -> None:
+        """Let no launcher that was killed stay in the table of processes."""
+        with self._lock:
+            if self._socket is not None and self._is_gone():
+                self._forget()
 
     def give_up(self) -> None:
         """It does not answer: the next request is for a new one."""
@@ -220,6 +232,11 @@ def _renew_link() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_link)
+
+
+def tidy() -> None:
+    """Forget a launcher that was killed, when workers are closed."""
+    _link.tidy()
 
 
 def start_process(method: str, start: WorkerStart, deadline: Deadline) -> WorkerProcess:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from multiprocessing import connection
 from typing import Any
 
+from shoal.backends import launch
 from shoal.backends.backend import Backend, BackendSetup
 from shoal.backends.base import BlockSpec, Worker
 from shoal.backends.inline import InlineWorker
@@ -100,6 +101,7 @@ class ProcessBackend(Backend):
     def close(self) -> None:
         if self._bell is not None:
             self._bell.close()
+        launch.tidy()
 
 
 class HybridBackend(ProcessBackend):
