@@ -301,6 +301,12 @@ def _fork(start: WorkerStart, deadline: Deadline) -> WorkerProcess:
         finally:
             os._exit(code)
     worker = WorkerProcess(pid, -1)
-    if worker.pidfd >= 0:
-        _link.request(("watch", start.mark, pid), [worker.pidfd], deadline)
+    try:
+        if worker.pidfd >= 0:
+            _link.request(("watch", start.mark, pid), [worker.pidfd], deadline)
+    except BaseException:
+        worker.signal(signal.SIGKILL)
+        worker.join(1.0)
+        worker.close()
+        raise
     return worker

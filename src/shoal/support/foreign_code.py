@@ -33,20 +33,21 @@ def guarded(act: Callable[..., T], *args: Any) -> T:
             raise
 
     try:
+        for number in handlers:
+            signal.signal(number, handle)
+        # Within here, and nowhere else, an interrupt is one of `raised`, or comes from `act`.
         try:
-            for number in handlers:
-                signal.signal(number, handle)
             return act(*args)
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    except Exception:
-        raise
-    except BaseException as error:
-        if any(error is one for one in raised):
+        except Exception:
             raise
-        # Written down by the module that expects texts to fail as well.
-        raise NotAnException("".join(traceback.format_exception_only(error)).strip()) from error
+        except BaseException as error:
+            if any(error is one for one in raised):
+                raise
+            # Written down by the module that expects texts to fail as well.
+            raise NotAnException("".join(traceback.format_exception_only(error)).strip()) from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _python_handlers() -> dict[int, Callable[[int, Any], Any]]:
