@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,11 +35,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     class Impatient(timeouts.Patience):
         def wait(self, wait: Any, worker: Any, story: Any) -> Any:
-            if told.exists() or (worker.index == 0) != (worker.stop != 4):
-                return wait(self.deadline)  # there are four envs, of which the last one rests, or one worker
             while not resting.exists():
                 with contextlib.suppress(shoal.StepTimeout):
                     return wait(Deadline.after(0.05))
+            if told.exists() or resting.read_text() != f"shoal-{worker.index}":
+                return wait(self.deadline)  # another worker's env rests, and this one may take its time
             self._first_look = Deadline.after(0.1)
             return super().wait(wait, worker, lambda: (story(), told.touch())[0])
 
@@ -54,7 +56,10 @@ class SlowToBuild(CountEnv):
         self.take_a_rest()
 
     def take_a_rest(self) -> None:
-        (self.folder / "resting").touch()
+        thread = threading.current_thread().name
+        worker = thread if thread.startswith("shoal-") else multiprocessing.current_process().name
+        (self.folder / "rests").write_text(worker)
+        (self.folder / "rests").rename(self.folder / "resting")
         eventually((self.folder / "told").exists, seconds=40)
 
 
