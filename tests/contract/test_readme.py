@@ -31,6 +31,7 @@ def run_example(example: str, folder: Path) -> None:
     env.pop("TF_USE_LEGACY_KERAS", None)  # which the tests set for themselves
     command = [*(launcher(3) if "shoal.serve()" in example else []), sys.executable, str(script)]
     env |= ROOT_MAY
+    env["RAY_ADDRESS"] = "local"  # and not a cluster that another test has started, and kills nodes of
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=folder, env=env)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -88,6 +88,11 @@ class RayChannel:
         self._next = (self._next + 1) % SLOTS
         return True
 
+    def register_reader(self) -> None:
+        """Make ready to read, while the writer is alive: Ray ends a process that does so after the writer's death."""
+        for slot in self._slots:
+            slot.ensure_registered_as_reader()
+
     def take(self) -> bytes | None:
         """The next message, or None. Raises one of Ray's errors if Ray has ended."""
         from ray.exceptions import RayChannelTimeoutError
@@ -266,7 +271,7 @@ class RayLink:
     def __init__(self, ray: Any, actor: Any, deliver: Deliver, place_timeout: float, listener: Listener):
         self._ray, self._actor, self._deliver, self._listener = ray, actor, deliver, listener
         self._serve = actor.serve.options(concurrency_group="mail")
-        self.killed = False
+        self.killed = self._lost = False
         self.rings = False  # whether this process and the actor wake each other by bells
         self._requests: RayChannel | None = None
         self._answers: RayChannel | None = None
@@ -290,10 +295,12 @@ class RayLink:
     @property
     def unanswered(self) -> int:
         """The number of messages that were sent by the channel and not answered."""
-        return 0 if self.killed else self._sent - self._answered
+        return 0 if self.killed or self._lost else self._sent - self._answered
 
     def open(self) -> None:
         try:
+            if self._answers is not None:
+                self._answers.register_reader()
             requests = open_channel(self._ray, self._actor, self._ray.get_runtime_context().get_node_id())
             if requests is not None:
                 self._actor.listen.options(concurrency_group="control").remote(requests)
@@ -345,6 +352,8 @@ class RayLink:
         if self.killed:
             return
         error = future.exception()
+        if error is not None:
+            self._lost = True
         self._deliver(future.result() if error is None else HostLost(_reason(error)))
 
     def _give_up(self, seconds: float) -> None:
