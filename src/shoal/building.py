@@ -18,6 +18,7 @@ from gymnasium import Space
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from shoal import native
 from shoal.backends import registry
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
 from shoal.engine.lane_table import LaneGroups, LaneTable
@@ -118,7 +119,7 @@ def build(
         spin_pool, spin_workers = spin_times(plan)
         config = StepperConfig(
             shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
-            shape.batch_size < shape.lanes, spin_workers, options.check_nan,
+            shape.batch_size < shape.lanes, spin_workers, options.check_nan, options.wanted_infos,
         )  # fmt: skip
         workers.attach(slab, config, deadline, patience)
         frames = Frames(
@@ -315,5 +316,6 @@ def make_slab(workers: Workers, shape: Shape, options: PoolOptions) -> Slab:
     layout = Layout.plan(
         flatten(specs.single_observation_space), flatten(specs.single_action_space), shape.lanes, shape.frames,
         len(workers), finals=RULES[shape.autoreset].resets_at_once, absences=shape.absences, rows=options.flat_rows,
+        infos=workers.backend.writes_infos and native.KIND == "native",
     )  # fmt: skip
     return Slab.create(layout, workers.backend.shares_slab)

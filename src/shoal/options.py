@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -64,6 +64,7 @@ class PoolOptions:
         observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
             or a pair (batched space, single space).
         check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
+        infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
         check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
         start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
             process, which has threads by then.
@@ -92,6 +93,7 @@ class PoolOptions:
     recycle_after: int | None = None
     observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
     check_actions: Literal["all", "discrete"] = "all"
+    infos: Literal["all", "drop"] | Sequence[str] = "all"
     check_nan: bool = False
     start_method: str = DEFAULT_START_METHOD
     start_timeout: float | None = None
@@ -111,6 +113,10 @@ class PoolOptions:
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
         for name in ("copy", "flat_rows", "check_nan"):
             self._set(name, bool(getattr(self, name)))
+        if isinstance(self.infos, str):
+            check_choice("infos", self.infos, ("all", "drop"))
+        elif not isinstance(self.infos, Iterable) or not all(isinstance(key, str) for key in self.infos):
+            raise ValueError(f'infos: expected "all", "drop" or a list of keys, found {self.infos!r}')
         self._check_numbers()
         if self.batch_size is not None and self.batch_envs is not None:
             raise ValueError("batch_size and batch_envs say the same: give one of them")
@@ -141,6 +147,13 @@ class PoolOptions:
             raise ValueError(f'isolate=True keeps envs out of this process: backend="{name}" does not')
         if self.backend_options is not None and not kind.takes_options:
             raise ValueError(f"backend_options: backend=\"{name}\" takes none, only 'ray' and 'mpi' do")
+
+    @property
+    def wanted_infos(self) -> frozenset[str] | None:
+        """The keys of infos that the caller wants to have; None for all."""
+        if self.infos == "all":
+            return None
+        return frozenset() if self.infos == "drop" else frozenset(self.infos)
 
     @property
     def replaces_envs(self) -> bool:

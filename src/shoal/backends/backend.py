@@ -68,6 +68,7 @@ class Backend(ABC):
     takes_options = False  # it knows `backend_options`
     closes_last = False  # at exit, its pools must be closed before the exit handlers of a package that it imports
     separate_leaves = False  # each part of an observation must lie in an array of its own
+    writes_infos = True  # its workers write infos into rows of the pool's own slab
 
     def __init__(self, setup: BackendSetup):
         self.setup = setup

@@ -110,6 +110,7 @@ class BatchedBackend(SerialBackend):
     """One inline worker with one env object, which steps all lanes at once."""
 
     batched = True
+    writes_infos = False
 
     @classmethod
     @abstractmethod

@@ -15,6 +15,7 @@ import numpy as np
 from shoal.envs.adapt import adapt
 from shoal.errors import BadEnv, EnvError, ShoalError, env_error
 from shoal.memory.answers import Ready
+from shoal.memory.infos import stacked
 from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
 from shoal.support.checks import Ids, refuse_pickling
@@ -136,6 +137,9 @@ class PoolFace(ClosedByWith):
         Raises EnvError where that cannot be done; the step is done, and its arrays are in `pool.last_answer()`.
         """
         add: Any = self._add_info  # type: ignore[attr-defined]
+        together = stacked(infos, self.pool.num_envs, add)
+        if together is not None:
+            return together
         joined: dict[str, Any] = {}
         for env_id in sorted(infos):
             try:

@@ -303,11 +303,8 @@ class GymnasiumEnvPool(EnvPool, gymnasium.vector.VectorEnv[Any, Any, Any], gymna
         return obs, reward.astype(np.float32), terminated, truncated, info
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
-        own = {
-            env_id: {key: value for key, value in info.items() if key not in _OWN_INFOS}
-            for env_id, info in ready.infos.items()
-        }
-        infos = self._join_infos(own)
+        infos = self._join_infos(ready.infos)
+        infos = {key: value for key, value in infos.items() if key.removeprefix("_") not in _OWN_INFOS}
         return infos if len(ready.ids) == self.num_envs and ready.slot >= 0 else _rows(infos, ready.ids)
 
     def xla(self) -> tuple[Any, Callable[..., Any], Callable[..., Any], Callable[..., Any]]:

@@ -19,7 +19,6 @@ from gymnasium.vector.vector_env import AutoresetMode
 from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
-from shoal.memory.answers import Ready, stacked
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import CLOSE_TIMEOUT
 
@@ -108,14 +107,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             ready = self._collect(self.pool.wait_reset, self._reset_ids, timeout)
         if self._reset_ids is not None:
             ready = self.pool.data.whole(ready)
-        return self.pool.data.take_obs(ready), self._infos(ready)
+        return self.pool.data.take_obs(ready), self._join_infos(ready.infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         with self.pool.turn:
             if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
                 self._begin("step_async")
             ready = self._exchange(actions)
-            return (*self.pool.data.take_step(ready), self._infos(ready) if ready.infos else {})
+            return (*self.pool.data.take_step(ready), self._join_infos(ready.infos) if ready.infos else {})
 
     @in_turn
     def step_async(self, actions: Any) -> None:
@@ -129,7 +128,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """The result of the step that was started."""
         with self._finishing(AsyncState.WAITING_STEP, timeout):
             ready = self._collect(self.pool.wait, timeout)
-        return (*self.pool.data.take_step(ready), self._infos(ready))
+        return (*self.pool.data.take_step(ready), self._join_infos(ready.infos))
 
     @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -204,10 +203,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         except StepTimeout as error:
             message = f"The call to `{name}_wait` has timed out after {timeout} second(s): {error}"
             raise WaitTimeout(message, error.env_ids) from None
-
-    def _infos(self, ready: Ready) -> dict[str, Any]:
-        infos = stacked(ready.infos, self.num_envs) if self.num_envs > 1 else None  # worth it for several
-        return self._join_infos(ready.infos) if infos is None else infos
 
 
 class SyncVectorEnv(VectorEnv):

@@ -103,7 +103,7 @@ class TimeStepFace(PoolFace):
         step_type[terminated | truncated] = LAST
         discount = (~terminated).astype(self._discount_type)
         self.infos = ready.infos
-        for env_id, info in ready.infos.items():
+        for env_id, info in ready.infos.items() if any(self._has_specs) else ():
             if "discount" in info and self._has_specs[env_id]:
                 discount[ready.ids == env_id] = info["discount"]
         if not self._same_type:  # nested and typed as the spec says, which spaces cannot express

@@ -24,7 +24,7 @@ from shoal.engine.timeouts import Timeouts
 from shoal.envs.autoreset import RULES
 from shoal.errors import CallPending, CannotSnapshot, EnvError, NothingPending, ResetNeeded, ShoalError, StepTimeout
 from shoal.memory.answers import Ready
-from shoal.memory.messages import STATUS_FINAL, STATUS_NOTE, Note, StepperConfig
+from shoal.memory.messages import STATUS_FINAL, STATUS_INFO, STATUS_NOTE, Note, StepperConfig
 from shoal.options import PoolOptions
 from shoal.spaces.leaves import flatten
 from shoal.support.checks import Ids
@@ -351,22 +351,13 @@ class Scheduler:
                     hint = self._recovery.restarts.spent() if self._recovery.mends else ""
                     raise note.error.unpack(note.lane, worker.index, hint)
             infos = {note.lane: note.info for _, note in notes if note.info}
-        if status & STATUS_FINAL:
-            self._add_finals(ids, slot, infos)
+        if status & (STATUS_FINAL | STATUS_INFO):
+            infos = self._frames.infos(Ready(ids, first, slot, infos), status)
         if self._user_resets:
             self._note_must_reset(ids, self._frames.ended(ids))
         if self._replaces:
             self._recovery.delivered(ids, slot)
         return Ready(ids, first, slot, infos)
-
-    def _add_finals(self, ids: Ids, slot: int, infos: dict[int, dict[str, Any]]) -> None:
-        """Put the last observations of episodes where callers look for them."""
-        table = self.table
-        whole = slot >= 0 and len(ids) == table.count
-        status = table.status[slot] if whole else table.status[table.slot[ids], ids]
-        ended = ids[(status & STATUS_FINAL).nonzero()[0]]
-        for lane, final in zip(ended.tolist(), self._frames.finals(ended), strict=True):
-            infos[lane] = {"final_obs": final, "final_info": {}, **infos.get(lane, {})}
 
     def _give_up(self, note: Note) -> bool:
         """An env raised, and its lane was taken: whether it must be reset, rather than get a new env."""
@@ -421,8 +412,20 @@ class Scheduler:
             bad = [note.lane for _, note in notes if note.error is not None]
             if bad:
                 raise CannotSnapshot(f"envs {bad} have raised: recv, and reset them, before a snapshot", bad)
-            return {note.lane: note for _, note in notes}
+            return self._whole_notes(busy, [note for _, note in notes])
         return {}
+
+    def _whole_notes(self, ids: Ids, notes: list[Note]) -> dict[int, Note]:
+        """The notes of lanes by lane, with the infos that lie in the slab."""
+        found = {note.lane: note for note in notes}
+        with_row = ids[(self.table.status[self.table.slot[ids], ids] & STATUS_INFO) != 0]
+        if len(with_row):
+            parts = {lane: note.info for lane, note in found.items()}
+            infos = self._frames.infos(Ready(with_row, 0, -1, parts), STATUS_INFO)
+            for lane in with_row.tolist():
+                sequence, objects = int(self.table.requested[lane]), self._frames.objects_of(lane)
+                found[lane] = Note(lane, sequence, infos[lane], objects, None)
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What is known about the lanes, none of which is at work, as plain data."""

@@ -10,6 +10,7 @@ from shoal.engine.scheduler import Scheduler
 from shoal.errors import BadSnapshot, CannotSnapshot
 from shoal.memory.answers import Ready
 from shoal.memory.copies import own_copy
+from shoal.memory.messages import STATUS_INFO, STATUS_NOTE
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.state.snapshot import Snapshot, check_facts, check_fields, notes_of, read_fields, write_fields
@@ -22,8 +23,12 @@ def take(scheduler: Scheduler, about: dict[str, Any], first_seeds: list[int | No
     notes = scheduler.settle(deadline)
     saved = scheduler.commands.command(table.all_ids, "save", lambda rows: (), deadline)
     _refuse_failed(saved)
+    fields = read_fields(table.slab, _obs_fields(table.slab), table.slot)
+    status = fields["status"]
+    status &= ~np.uint8(STATUS_INFO)  # all infos are among the notes
+    status[[lane for lane, note in notes.items() if note.info]] |= STATUS_NOTE
     return Snapshot(
-        about, saved, read_fields(table.slab, _obs_fields(table.slab), table.slot),
+        about, saved, fields,
         [notes[lane].objects if lane in notes else table.answers.objects_of(lane) for lane in range(table.count)],
         {lane: own_copy(note.info) for lane, note in notes.items()},
         {**scheduler.facts(), "first_seeds": list(first_seeds)},

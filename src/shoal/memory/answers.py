@@ -17,6 +17,8 @@ import numpy.typing as npt
 from gymnasium import Space
 
 from shoal.batch import Batch
+from shoal.memory.infos import InfoReader, Infos, with_final
+from shoal.memory.messages import STATUS_FINAL, STATUS_INFO
 from shoal.memory.slab import Slab
 from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
 from shoal.support.checks import Ids
@@ -66,7 +68,8 @@ class Frames:
         self.handed: Callable[[], None] = lambda: None  # told when answers were handed out whole
         self._count, frames = slab.layout.lanes, slab.layout.frames
         self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
-        self._slot = slab.array("slot")
+        self._slot, self._status = slab.array("slot"), slab.array("status")
+        self._info_rows = InfoReader(slab) if "info_rows" in slab.layout.fields else None
         self._fields = {name: slab.array(name) for name in FIELDS}
         if "present" in slab.layout.fields:
             self._fields["present"] = slab.array("present")
@@ -95,7 +98,7 @@ class Frames:
             ids, mask = ids.copy(), mask.copy()
         found = Batch(
             self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
-            dict(ready.infos), ids, mask,
+            dict(ready.infos) if type(ready.infos) is dict else ready.infos, ids, mask,
             take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
         )  # fmt: skip
         self.handed()
@@ -202,6 +205,23 @@ class Frames:
             for row in rows
         ]  # fmt: skip
 
+    def infos(self, ready: Ready, status: int) -> dict[int, dict[str, Any]]:
+        """The infos of the lanes; `ready.infos` has what came as notes, and `status` the bits of all lanes."""
+        ids, first, slot, notes = ready
+        flags: Any = self._status[slot, first : first + len(ids)] if slot >= 0 else self._status[self._slot[ids], ids]
+        finals: dict[int, Any] = {}
+        if status & STATUS_FINAL:
+            ended = ids[(flags & STATUS_FINAL) != 0]
+            finals = dict(zip(ended.tolist(), self.finals(ended), strict=True))
+        if not status & STATUS_INFO:
+            return notes | {lane: with_final(final, notes.get(lane, {})) for lane, final in finals.items()}
+        assert self._info_rows is not None
+        reader = self._info_rows
+        if slot >= 0 and flags.tobytes().count(STATUS_INFO) == len(ids):
+            return Infos(reader, *reader.take(slice(first, first + len(ids)), slot), ids, notes, finals)
+        lanes = ids[(flags & STATUS_INFO) != 0]
+        return Infos(reader, *reader.take(lanes, self._slot[lanes]), lanes, notes, finals)
+
     def objects_of(self, lane: int) -> list[Any]:
         """What `keep_objects` was last told of a lane."""
         return [kept[lane] for leaf, kept in zip(self._leaves, self._objects, strict=True) if leaf.kind is Kind.OBJECT]
@@ -229,25 +249,3 @@ class Frames:
             if array is not None:
                 array[slot, others] = array[self._slot[others], others]
         self._slot[others] = slot
-
-
-def stacked(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | None:
-    """The infos of `count` lanes as arrays, as Gymnasium adds them up one by one; None unless all have plain numbers.
-
-    That is: each lane has an info, all have the same keys in one order, none of which has a meaning of its own to
-    Gymnasium, and a key's values are of one type.
-    """
-    rows = [infos[lane] for lane in range(count)] if len(infos) == count else [{}]
-    keys, found, mask = list(rows[0]), dict[str, Any](), np.ones(count, np.bool_)
-    if not keys or any(list(row) != keys for row in rows):
-        return None
-    for key in keys:
-        values = [row[key] for row in rows]
-        kinds = set(map(type, values))
-        if len(kinds) > 1 or not kinds <= {bool, int, float} or key == "final_obs" or str(key).startswith("_"):
-            return None
-        try:
-            found[key], found[f"_{key}"] = np.array(values, *kinds), mask.copy()
-        except OverflowError:  # an int of more than 64 bits: Gymnasium says so
-            return None
-    return found

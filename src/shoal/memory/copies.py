@@ -18,7 +18,8 @@ def own_copy(value: Any) -> Any:
         return value.copy()
     if isinstance(value, dict):
         kept = copy.copy(value)
-        kept.update((key, own_copy(item)) for key, item in value.items())
+        for key, item in value.items():
+            kept[key] = own_copy(item)  # not by `update`, which means something else to a Counter
         return kept
     if type(value) in (list, tuple):
         return type(value)(own_copy(item) for item in value)

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 from gymnasium import Space
 
 from shoal.memory.packed_errors import PackedError
-from shoal.native.layout import STATUS_ERROR, STATUS_FINAL, STATUS_NOTE
+from shoal.native.layout import STATUS_ERROR, STATUS_FINAL, STATUS_INFO, STATUS_NOTE
 
 __all__ = [
     "NO_SEED",
     "RESTART_INFO",
     "STATUS_ERROR",
     "STATUS_FINAL",
+    "STATUS_INFO",
     "STATUS_NOTE",
     "BlockSummary",
     "LaneGroup",
@@ -30,11 +31,15 @@ RESTART_INFO = "shoal_restart"  # the key of the info that tells of a restart
 
 
 class Note(NamedTuple):
-    """The part of an answer that has no field in the slab. It travels through the side channel."""
+    """The part of an answer that has no field in the slab. It travels through the side channel.
+
+    `info` is the whole info, or, where the slab has a row of it (STATUS_INFO), what has no room there, by number of its
+    entry in the schema.
+    """
 
     lane: int
     sequence: int
-    info: dict[str, Any]
+    info: dict[Any, Any]
     objects: list[Any]
     error: PackedError | None
 
@@ -111,3 +116,4 @@ class StepperConfig:
     publish_each: bool
     spin_ns: int
     check_nan: bool
+    infos: frozenset[str] | None = None  # the keys of infos that the caller wants to have; None for all

@@ -72,18 +72,20 @@ class Layout:
         finals: bool = False,
         absences: bool = False,
         rows: bool = False,
+        infos: bool = False,
     ) -> Layout:
         """Lay out the fields for these spaces one after the other.
 
         With `finals` come the last observations of episodes, with `absences` a flag whether the agent of a lane is
-        there, and with `rows` all leaves of a lane's observation lie in one piece, one row for each lane.
+        there, with `rows` all leaves of a lane's observation lie in one piece, one row for each lane, and with `infos`
+        lanes have rows for their infos.
         """
         starts, row_bytes = row_layout(obs_leaves) if rows else ([], 0)
         sizes = {"lanes": lanes, "frames": frames, "workers": workers, "row_bytes": row_bytes}
         leaves = {"action.i": action_leaves, "obs.i": () if rows else obs_leaves, "final.i": ()}
         if finals and all(leaf.kind is Kind.ARRAY for leaf in obs_leaves):
             leaves["final.i"] = obs_leaves
-        left_out = {"present": not absences, "obs_rows": not rows}
+        left_out = {"present": not absences, "obs_rows": not rows, "info_rows": not infos, "info_schemas": not infos}
         wanted: list[tuple[str, Any, tuple[int, ...]]] = []
         for row in table.FIELDS:
             shape = tuple(_axis(axis, sizes) for axis in row.shape if axis != "...")

@@ -4,14 +4,17 @@
 
 #include "doorbell.h"
 
-#define LAYOUT_FINGERPRINT 871490662
+#define LAYOUT_FINGERPRINT 96607166
 enum {
     HEADER_BYTES = 4096, BELL_WORDS = 16, STAT_STEPS = 0, STAT_BUSY_NS = 1, STAT_EPISODES = 2, STAT_AT = 3,
     STAT_SINCE_NS = 4, STAT_PASSES = 5, STAT_WAKE_NS = 6, STAT_RESET_NS = 7, STAT_WIDTH = 8, SUM_ENDED = 0,
     SUM_RETURN = 1, SUM_LENGTH = 2, SUM_WIDTH = 8, LANE_STEPS = 0, LANE_NS = 1, LANE_LONGEST_NS = 2, LANE_WIDTH = 3,
     POOL_BEGAN_NS = 0, POOL_SINCE_NS = 1, POOL_BATCHES = 2, POOL_CALLER_NS = 3, POOL_WAIT_NS = 4,
     POOL_STRAGGLER_NS = 5, POOL_WAKE_NS = 6, POOL_COPY_NS = 7, POOL_RESTARTS = 8, POOL_WIDTH = 16, TIME_BUCKETS = 136,
-    OP_STEP = 0, OP_RESET = 1, OP_RESTART = 2, STATUS_NOTE = 1, STATUS_ERROR = 2, STATUS_FINAL = 4,
+    OP_STEP = 0, OP_RESET = 1, OP_RESTART = 2, STATUS_NOTE = 1, STATUS_ERROR = 2, STATUS_FINAL = 4, STATUS_INFO = 8,
+    INFO_BYTES = 512, SCHEMA_BYTES = 16384, INFO_TAGS = 8, INFO_ABSENT = 0, INFO_DICT = 1, INFO_OBJECT = 2,
+    INFO_NONE = 3, INFO_BOOL = 4, INFO_INT = 5, INFO_FLOAT = 6, INFO_ARRAY = 7, INFO_NUMBER = 8,
+    INFO_KIND_NUMBER = 110, INFO_KIND_DICT = 100, INFO_KIND_OBJECT = 111, INFO_KIND_SKIPPED = 120,
     AUTORESET_NEXT_STEP = 0, AUTORESET_SAME_STEP = 1, AUTORESET_DISABLED = 2, ACTION_SCALAR = 0, ACTION_ROW = 1,
     ACTION_CALL = 2, LANE_IDLE = 0, LANE_PENDING = 1, POST_OK = 0, POST_BUSY_LANE = 1, COLLECT_TIMEOUT = -1,
     COLLECT_ALARM = -2, COLLECT_RAISED = -3, IN_USE = -4, NOT_TAKEN = -5, MIXED_SLOTS = 255, TASK_RESETS = 0,
@@ -32,7 +35,7 @@ typedef struct {
     _Atomic uint64_t *requested; _Atomic uint64_t *answered; uint8_t *op; uint8_t *slot; int64_t *done_ns;
     uint8_t *ended; double *run_return; int64_t *run_length; double *reward; uint8_t *terminated; uint8_t *truncated;
     uint8_t *began; uint8_t *status; double *episode_return; int64_t *episode_length; uint8_t *present;
-    uint8_t *obs_rows;
+    uint8_t *obs_rows; uint8_t *info_rows; uint8_t *info_schemas;
 } Fields;
 
 /* What a kernel counts for a thread, on a cache line of its own. env, phase: what it is doing; phase 0: unknown. */

@@ -71,7 +71,7 @@ FIELDS = (
     FieldRow("terminated", ("frames", "lanes"), "?", "the worker", "whether the step ended the episode"),
     FieldRow("truncated", ("frames", "lanes"), "?", "the worker", "whether the step was the last one before a limit"),
     FieldRow("began", ("frames", "lanes"), "?", "the worker", "whether the observation is the first of an episode"),
-    FieldRow("status", ("frames", "lanes"), "u1", "the worker", "bits STATUS_NOTE, STATUS_ERROR, STATUS_FINAL"),
+    FieldRow("status", ("frames", "lanes"), "u1", "the worker", "bits: STATUS_NOTE, ERROR, FINAL, INFO"),
     FieldRow("episode_return", ("frames", "lanes"), "f8", "the worker", "sum of rewards up to this step"),
     FieldRow("episode_length", ("frames", "lanes"), "i8", "the worker", "steps up to this step"),
     FieldRow("present", ("frames", "lanes"), "?", "the worker", "whether the lane's agent is there; for groups only"),
@@ -80,6 +80,10 @@ FIELDS = (
     FieldRow("obs.i", ("frames", "lanes", "..."), "", "the worker", "the observation"),
     FieldRow("final.i", ("frames", "lanes", "..."), "", "the worker", "under same_step, if all leaves are arrays: the "
              "last observation of the episode that the step ended"),
+    FieldRow("info_rows", ("frames", "lanes", "INFO_BYTES"), "u1", "the worker", "the info of the step, if the status "
+             "has STATUS_INFO: the id of its schema, a tag for each entry, the values"),
+    FieldRow("info_schemas", ("workers", "SCHEMA_BYTES"), "u1", "the worker", "the schemas of its infos, one after the "
+             "other, as texts; see `memory.info_schema`"),
 )  # fmt: skip
 
 COUNTERS = (
@@ -139,7 +143,16 @@ CONSTANTS: dict[str, int] = {
     "HEADER_BYTES": 4096, "BELL_WORDS": LINE // 4, **_counter_numbers(),
     "TIME_BUCKETS": 136,  # in a row of `step_times`: four for each power of two, up to 2**36 ns
     "OP_STEP": 0, "OP_RESET": 1, "OP_RESTART": 2,  # what a lane is asked for
-    "STATUS_NOTE": 1, "STATUS_ERROR": 2, "STATUS_FINAL": 4,  # bits: a note exists; the env raised; `final` is filled
+    # Bits: a note exists; the env raised; `final` is filled; `info_rows` is.
+    "STATUS_NOTE": 1, "STATUS_ERROR": 2, "STATUS_FINAL": 4, "STATUS_INFO": 8,
+    "INFO_BYTES": 512, "SCHEMA_BYTES": 16384,  # of a row of an info, and of the schemas of a worker
+    "INFO_TAGS": 8,  # where the tags begin in a row, after the id
+    # What a tag says of an entry's value: INFO_NUMBER + i is a number of the i-th type of NumPy's.
+    "INFO_ABSENT": 0, "INFO_DICT": 1, "INFO_OBJECT": 2, "INFO_NONE": 3, "INFO_BOOL": 4, "INFO_INT": 5, "INFO_FLOAT": 6,
+    "INFO_ARRAY": 7, "INFO_NUMBER": 8,
+    # The kind of an entry that is no array: one number; only dicts; neither has room; the caller does not want it.
+    "INFO_KIND_NUMBER": ord("n"), "INFO_KIND_DICT": ord("d"),
+    "INFO_KIND_OBJECT": ord("o"), "INFO_KIND_SKIPPED": ord("x"),
     **{f"AUTORESET_{name.upper()}": mode for name, mode in AUTORESET.items()},
     "ACTION_SCALAR": 0, "ACTION_ROW": 1, "ACTION_CALL": 2,  # what a Block makes of the actions
     "LANE_IDLE": 0, "LANE_PENDING": 1,  # in `pending`

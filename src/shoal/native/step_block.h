@@ -4,8 +4,8 @@
  *         action from the slab -> env.step -> obs by the buffer protocol, reward and flags into the frame
  *         answered = requested, and the pool's bell
  *
- * Only the common path lives here: a plain step, array or integer observations, an empty info.
- * Everything else (resets, odd observations, infos, exceptions) goes to the Python callbacks of
+ * Only the common path lives here: a plain step, array or integer observations, an info of numbers (infos.h).
+ * Everything else (resets, odd observations, other infos, exceptions) goes to the Python callbacks of
  * shoal.worker.single.SingleStepper, which the Python twin uses as well, so there is one implementation of it.
  * The rules of autoreset have their model in shoal/envs/autoreset.py. */
 #ifndef SHOAL_STEP_BLOCK_H
@@ -14,13 +14,14 @@
 #include "compat.h"
 #include "counters.h"
 #include "doorbell.h"
+#include "infos.h"
 #include "leaf.h"
 
 #include <stdlib.h>
 
 /* What a Block holds of Python: a list of bound env.step, one for each lane; an array [lanes, ...] or callable(lane) of
- * actions; the callbacks. */
-enum { STEPS, ACTIONS, SPECIAL, FINISH, NOTE, STORE, FAILED, FLUSH, HELD };
+ * actions; the callbacks. LEARN and PARTS are NULL where infos have no rows in the slab. */
+enum { STEPS, ACTIONS, SPECIAL, FINISH, NOTE, STORE, FAILED, FLUSH, LEARN, PARTS, HELD };
 
 typedef struct {
     PyObject_HEAD
@@ -34,6 +35,7 @@ typedef struct {
     int64_t waking;     /* how long the pass that is under way was waited for; for steppers that call `publish` */
     Py_ssize_t leaf_count;
     Leaf *leaves;
+    InfoSchema infos;
     PyObject *held[HELD];
     PyObject *copy_name;
     int noted;
@@ -61,6 +63,7 @@ static void block_dealloc(PyObject *object) {
     Py_CLEAR(self->copy_name);
     for (Py_ssize_t i = 0; i < self->leaf_count; i++) Py_XDECREF(self->leaves[i].path);
     free(self->leaves);
+    info_clear(&self->infos);
     if (self->slab.obj) PyBuffer_Release(&self->slab);
     PyObject_GC_Del(object);
     Py_DECREF(type);
@@ -78,7 +81,7 @@ static int block_init(Block *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
                           &held[FLUSH]))
         return -1;
     for (int i = 0; i < HELD; i++) {
-        Py_INCREF(held[i]);
+        Py_XINCREF(held[i]);
         self->held[i] = held[i];
     }
     if ((self->copy_name = PyUnicode_FromString("copy")) == NULL) return -1;
@@ -189,6 +192,41 @@ static int block_flag(PyObject *value, const char *name) {
     return truth;
 }
 
+/* Asks for a schema that the info fits: 1 where there is one now, 0 where not, -1 with an exception set. */
+static int block_learn(Block *self, PyObject *info) {
+    PyObject *learnt = shoal_call(self->held[LEARN], &info, 1);
+    int result = learnt == NULL ? -1 : PyObject_IsTrue(learnt);
+    Py_XDECREF(learnt);
+    return result;
+}
+
+/* Keeps an info: in a row of the slab where it fits a schema, as a note otherwise. -1 with an exception set. */
+static int block_note(Block *self, int64_t lane, int slot, PyObject *info) {
+    if (PyDict_Check(info) && PyDict_Size(info) == 0) return 0;
+    int result = self->held[LEARN] && PyDict_CheckExact(info) ? INFO_UNKNOWN : INFO_FAILED;
+    PyObject *objects = NULL;
+    int64_t at = slot * self->lanes + lane;
+    int found = 0;
+    if (result == INFO_UNKNOWN) {
+        char *row = (char *)self->at.info_rows + at * INFO_BYTES;
+        result = info_write(&self->infos, info, row, &objects, &found);
+        int learnt = result == INFO_UNKNOWN ? block_learn(self, info) : 0;
+        if (learnt < 0) return -1;
+        if (learnt) result = info_write(&self->infos, info, row, &objects, &found);
+        if (result == INFO_FAILED) return -1;
+    }
+    if (result != INFO_WRITTEN) {
+        self->noted = 1;
+        return block_callback(self->held[NOTE], lane, slot, info, NULL);
+    }
+    if (found) self->at.status[at] |= STATUS_INFO;
+    if (objects == NULL) return 0;
+    self->noted = 1;
+    result = block_callback(self->held[PARTS], lane, slot, objects, NULL);
+    Py_DECREF(objects);
+    return result;
+}
+
 /* Writes one result of env.step into the frame. -1 with an exception set: the env's fault. */
 static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     if (!PyTuple_Check(result) || PyTuple_Size(result) != 5) {
@@ -231,9 +269,7 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
     }
     if (block_store(self, observation, lane, slot) < 0) return -1;
     if (self->special_leaves) self->noted = 1;
-    if (PyDict_Check(info) && PyDict_Size(info) == 0) return 0;
-    self->noted = 1;
-    return block_callback(self->held[NOTE], lane, slot, info, NULL);
+    return block_note(self, lane, slot, info);
 }
 
 static int block_step_lane(Block *self, int64_t lane) {
@@ -448,15 +484,52 @@ static PyObject *block_begin(PyObject *object, PyObject *args) {
     self->at.run_return[lane] = 0.0;
     self->at.run_length[lane] = 0;
     self->at.stats[STAT_EPISODES]++;
-    if (block_store(self, observation, lane, slot) < 0) return NULL;
-    if (!(PyDict_Check(info) && PyDict_Size(info) == 0) && block_callback(self->held[NOTE], lane, slot, info, NULL) < 0)
-        return NULL;
+    if (block_store(self, observation, lane, slot) < 0 || block_note(self, lane, slot, info) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* note(lane, slot, info): keeps the info of an answer, for steppers that write the frames themselves. */
+static PyObject *block_keep_info(PyObject *object, PyObject *args) {
+    Block *self = (Block *)object;
+    long long lane;
+    int slot;
+    PyObject *info;
+    if (!PyArg_ParseTuple(args, "LiO", &lane, &slot, &info)) return NULL;
+    if (lane < self->start || lane >= self->stop || slot < 0 || slot > UINT8_MAX)
+        return PyErr_Format(PyExc_IndexError, "no lane of this block");
+    if (block_note(self, lane, slot, info) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* use_infos(learn, parts): infos are written into rows of the slab. learn(info) -> whether there is a schema for it now;
+ * parts(lane, slot, objects) gets what has no room in a row. */
+static PyObject *block_use_infos(PyObject *object, PyObject *args) {
+    Block *self = (Block *)object;
+    PyObject *learn, *parts;
+    if (!PyArg_ParseTuple(args, "OO", &learn, &parts)) return NULL;
+    if (self->at.info_rows == NULL || self->held[LEARN] != NULL)
+        return PyErr_Format(PyExc_RuntimeError, "the slab has no rows of infos, or use_infos was called before");
+    Py_INCREF(learn);
+    Py_INCREF(parts);
+    self->held[LEARN] = learn;
+    self->held[PARTS] = parts;
+    Py_RETURN_NONE;
+}
+
+/* use_schema((id, entries, types, array)): infos are written by this schema from now on. */
+static PyObject *block_use_schema(PyObject *object, PyObject *description) {
+    if (!PyTuple_Check(description)) return PyErr_Format(PyExc_TypeError, "a schema is described by a tuple");
+    Block *self = (Block *)object;
+    if (info_read(&self->infos, (char *)self->at.info_rows, description) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef block_methods[] = {
     {"run", block_run, METH_NOARGS, "step every lane that was asked for; returns how many"},
     {"begin", block_begin, METH_VARARGS, "begin(lane, slot, observation, info, fresh): an episode begins"},
+    {"note", block_keep_info, METH_VARARGS, "note(lane, slot, info): keep the info of an answer"},
+    {"use_infos", block_use_infos, METH_VARARGS, "use_infos(learn, parts): write infos into rows of the slab"},
+    {"use_schema", block_use_schema, METH_O, "use_schema((id, entries, types, array)): write infos by this schema"},
     {"asked", block_asked, METH_O, "asked(out) -> how many lanes wait for an answer, their ids in `out`"},
     {"enter", block_enter, METH_VARARGS, "enter(lane): its env is about to be stepped"},
     {"leave", block_leave, METH_VARARGS, "leave(lane): its env was stepped"},

@@ -362,6 +362,10 @@ class Block:
         self._noted = True
         self._note(lane, slot, info)
 
+    def note(self, lane: int, slot: int, info: Any) -> None:
+        """Keep the info of an answer, for steppers that write the frames themselves."""
+        self._add_note(lane, slot, info)
+
     def begin(self, lane: int, slot: int, observation: Any, info: Any, fresh: bool) -> None:
         """Write the first observation of an episode.
 

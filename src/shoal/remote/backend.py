@@ -39,6 +39,7 @@ class RemoteBackend(Backend):
     """
 
     isolates = takes_options = closes_last = True
+    writes_infos = False  # a host sends them as notes
 
     def __init__(self, setup: BackendSetup):
         super().__init__(setup)

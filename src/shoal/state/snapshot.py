@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.errors import BadSnapshot, CannotSnapshot, DataError
 from shoal.memory.copies import own_copy
-from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_FINAL, STATUS_NOTE, Note
+from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_FINAL, STATUS_INFO, STATUS_NOTE, Note
 from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.state.datafile import CannotSave, read_file, write_file
 from shoal.state.env_state import EnvState
@@ -135,7 +135,8 @@ def check_facts(facts: dict[str, Any], notes: dict[int, Any], fields: dict[str, 
         # An answer that tells of a note which is not there would be waited for without end.
         whole &= set(notes) == {lane for lane in pending if status[lane] & STATUS_NOTE}
         finals = any(name.startswith("final.") for name in fields)
-        whole &= not any(status[lane] & (STATUS_ERROR if finals else STATUS_ERROR | STATUS_FINAL) for lane in pending)
+        wrong = STATUS_ERROR | STATUS_INFO | (0 if finals else STATUS_FINAL)
+        whole &= not any(status[lane] & wrong for lane in pending)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError):
         whole = False
     if not whole:

@@ -26,6 +26,7 @@ from shoal.envs.group import is_group
 from shoal.envs.wrapper_layers import get_attr
 from shoal.errors import BadObservation, SpaceMismatch
 from shoal.memory.copies import own_copy
+from shoal.memory.info_schema import InfoLearner
 from shoal.memory.messages import NO_SEED, STATUS_ERROR, STATUS_NOTE, Lost, Note, Order, Reply, StepperConfig
 from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import FRAME_FIELDS, Slab
@@ -130,6 +131,7 @@ class Stepper:
         self._ended, self._stats = slab.array("ended"), slab.array("stats")[block.worker]
         self._during = "step"  # what the env is doing, for error messages
         self._notes: dict[int, Note] = {}
+        self._infos = InfoLearner(block.worker, config.infos)
         self._resets: dict[int, tuple[int | None, dict[str, Any] | None]] = {}
         self._orders: dict[int, Order] = {}
         self._lost: dict[int, Exception] = {}  # why a lane did not get what its next request needs
@@ -167,6 +169,24 @@ class Stepper:
         else:
             self._notes[lane] = note._replace(**parts)
         self._status[slot, lane] |= status
+
+    def note(self, lane: int, slot: int, info: dict[str, Any]) -> None:
+        """Keep an info for the side channel."""
+        check_info(info)
+        info = self._infos.wanted(info)
+        if info:
+            self._add_note(lane, slot, STATUS_NOTE, info=self._own(info))
+
+    def note_parts(self, lane: int, slot: int, parts: dict[int, Any]) -> None:
+        """Keep what an info has beside its row in the slab, for the side channel."""
+        self._add_note(lane, slot, STATUS_NOTE, info=self._own(parts))
+
+    def _use_core(self, core: Any, slab: Slab) -> None:
+        """Step lanes, or wait for requests, by this core. It writes infos into the slab, if that has room for them."""
+        self.core = core
+        if "info_rows" in slab.layout.fields:
+            core.use_infos(self._infos.learn, self.note_parts)
+            self._infos.attach(slab, core.use_schema)
 
     def flush(self) -> None:
         """Send the notes. This happens after the pool's bell was rung, so that a full channel delays no answer."""
@@ -414,6 +434,12 @@ os.register_at_fork(after_in_child=_part_all)
 def _rows(place: EnvPlace, lanes: Sequence[int]) -> list[int]:
     """Count lanes from the first one of their env."""
     return [lane - place.start for lane in lanes]
+
+
+def check_info(info: Any) -> None:
+    """Raise TypeError for an info that is no dict."""
+    if not isinstance(info, dict):
+        raise TypeError(f"info must be a dict, got {type(info).__name__}")
 
 
 def _has_rows(env: Any) -> bool:

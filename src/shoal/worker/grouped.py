@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from shoal import native
 from shoal.envs.group import Answers, Infos
-from shoal.memory.messages import RESTART_INFO, STATUS_FINAL, STATUS_NOTE, Order
+from shoal.memory.messages import RESTART_INFO, STATUS_FINAL, Order
 from shoal.native import counters, twin
 from shoal.spaces.leaves import assemble
 from shoal.worker.base import EnvBlock, EnvPlace, Stepper, WorkerChannel
@@ -57,10 +57,11 @@ class GroupStepper(Stepper):
         self._edges = np.array([place.start for place in self._places[1:]], np.int64)
         self._asked = np.zeros(stop - start, np.int64)
         self._timed: list[Any] = [env for env in self.envs if hasattr(env, "reset_ns")]
-        self.core = native.Block(
+        core = native.Block(
             slab, worker, start, stop, self.rule.number, self._publish_each, twin.ACTION_CALL, (),
-            [None] * (stop - start), None, (None,) * 6, channel.pool_bell, channel.bell,
+            [None] * (stop - start), None, (None, None, self.note, None, None, None), channel.pool_bell, channel.bell,
         )  # fmt: skip
+        self._use_core(core, slab)
         self.wait = self.core.wait
 
     def _equip(self, place: GroupPlace) -> None:
@@ -260,7 +261,7 @@ class GroupStepper(Stepper):
     def _note(self, lanes: Array, slots: Array, infos: Sequence[dict[str, Any]]) -> None:
         for lane, slot, info in zip(lanes.tolist(), slots.tolist(), infos, strict=True):
             if info:
-                self._add_note(lane, slot, STATUS_NOTE, info=self._own(info))
+                self.core.note(lane, slot, info)
 
     # ---- restarts ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from shoal.memory.messages import RESTART_INFO, STATUS_FINAL, STATUS_NOTE, Order
 from shoal.memory.slab import Slab
 from shoal.native import twin
 from shoal.spaces.leaves import Kind, Leaf, assemble, write_observation
-from shoal.worker.base import EnvBlock, EnvPlace, Stepper, WorkerChannel
+from shoal.worker.base import EnvBlock, EnvPlace, Stepper, WorkerChannel, check_info
 
 
 class SingleStepper(Stepper):
@@ -26,12 +26,13 @@ class SingleStepper(Stepper):
         self._action_objects: dict[int, list[Any]] = {}
         self._steps = [env.step for env in self.envs]
         kind, actions = self._action_source()
-        self.core = native.Block(
+        core = native.Block(
             block.slab, block.worker, self.start, self.start + len(self.envs), self.rule.number,
             block.config.publish_each, kind, self._leaves_for_core(block.slab), self._steps, actions,
             (self.special, self.finish, self.note, self.store, self.failed, self.flush),
             channel.pool_bell, channel.bell,
         )  # fmt: skip
+        self._use_core(core, block.slab)
         self.run = self.core.run
         self.wait = self.core.wait
 
@@ -103,7 +104,7 @@ class SingleStepper(Stepper):
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
         """End an episode and begin the next one at once: the last observation travels beside the first one."""
-        _check_info(info)
+        check_info(info)
         # Copied: an env that reuses its arrays or its info would overwrite them in reset.
         final: dict[str, Any] = {}
         if self._keep_final(lane, slot, observation):
@@ -144,12 +145,6 @@ class SingleStepper(Stepper):
         if objects:
             self._add_note(lane, slot, STATUS_NOTE, objects=self._own(objects))
 
-    def note(self, lane: int, slot: int, info: dict[str, Any]) -> None:
-        """Keep an info for the side channel."""
-        _check_info(info)
-        if info:
-            self._add_note(lane, slot, STATUS_NOTE, info=self._own(info))
-
     # ---- restarts ----------------------------------------------------------------------------------------------
 
     def _resume(self, place: EnvPlace, orders: list[Order], where: int) -> None:
@@ -169,7 +164,7 @@ class SingleStepper(Stepper):
         else:
             self._ended[order.lane] = 1
             place.seeds = [order.seed]
-            self.note(order.lane, slot, report)
+            self.core.note(order.lane, slot, report)
 
     def _cut_short(self, order: Order, slot: int) -> None:
         """End the episode of an env that was lost: the caller gets the last answer again, truncated."""
@@ -204,8 +199,3 @@ def _checked(result: Any) -> tuple[Any, Any]:
 
 def _is_exactly(value: Any, leaf: Leaf) -> bool:
     return isinstance(value, np.ndarray | np.generic) and value.dtype == leaf.dtype and value.shape == leaf.shape
-
-
-def _check_info(info: Any) -> None:
-    if not isinstance(info, dict):
-        raise TypeError(f"info must be a dict, got {type(info).__name__}")

@@ -1,4 +1,4 @@
-"""Infos of all lanes at once, against Gymnasium's way of adding them up one by one."""
+"""Infos that travelled as notes, all lanes at once, against Gymnasium's way of adding them up one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import VectorEnv
 
-from shoal.memory.answers import stacked
+from shoal.memory.infos import stacked
 
 INFOS: list[Any] = [
     [{"a": 1.5, "b": 3}, {"a": -2.0, "b": 4}],
@@ -28,7 +28,7 @@ def test_numbers_are_stacked_as_gymnasium_does_it(infos: list[dict[str, Any]]) -
     envs.num_envs = len(infos)
     for lane, info in enumerate(infos):
         expected = envs._add_info(expected, info, lane)
-    found = stacked(dict(enumerate(infos)), len(infos))
+    found = stacked(dict(enumerate(infos)), len(infos), envs._add_info)
     assert found is not None
     assert list(found) == list(expected)
     for key, value in expected.items():
@@ -38,8 +38,8 @@ def test_numbers_are_stacked_as_gymnasium_does_it(infos: list[dict[str, Any]]) -
 
 @pytest.mark.parametrize("infos", ODD, ids=repr)
 def test_anything_else_is_left_to_gymnasium(infos: list[dict[str, Any]]) -> None:
-    assert stacked(dict(enumerate(infos)), len(infos)) is None
+    assert stacked(dict(enumerate(infos)), len(infos), VectorEnv()._add_info) is None
 
 
 def test_lanes_without_an_info_are_left_to_gymnasium() -> None:
-    assert stacked({1: {"a": 1}}, 2) is None
+    assert stacked({1: {"a": 1}}, 2, VectorEnv()._add_info) is None

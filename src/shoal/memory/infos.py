@@ -1,0 +1,401 @@
+"""The infos of a batch: rows of the slab and notes, made into what callers want when they look.
+
+Most infos lie in rows of the slab, by a schema (`memory.info_schema`). Lanes whose rows have the same schema and the
+same tags are one group: for them, each key is one column, and all columns are made by a few calls of NumPy, whatever
+the number of lanes. `Infos` is a dict of the infos by lane, which is filled when it is first looked at.
+`Infos.stacked` makes Gymnasium's dict of arrays from the same groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.memory.info_schema import NUMBERS, Schema, read_schemas
+from shoal.memory.slab import Slab
+from shoal.native import layout
+
+__all__ = ["InfoReader", "Infos", "stacked", "with_final"]
+
+Array = npt.NDArray[Any]
+AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
+ID_BYTES = layout.INFO_TAGS
+# The tags of numbers that fill a word of eight bytes, and the types of arrays of them.
+_WORDS = {
+    layout.INFO_FLOAT: np.float64,
+    layout.INFO_INT: np.int64,
+    layout.INFO_NUMBER + NUMBERS.index(np.float64): np.float64,
+    layout.INFO_NUMBER + NUMBERS.index(np.int64): np.int64,
+}
+MOST_RECIPES = 1000  # that are kept
+
+
+class Column(NamedTuple):
+    """One key of a group of lanes, and how to read it.
+
+    Attributes:
+        tag: what kind of values these are.
+        entry: its number in the schema.
+        offset, dtype, shape: where the values lie in the rows, and what they are.
+        below: the columns of a nested dict.
+    """
+
+    key: str
+    tag: int
+    entry: int = 0
+    offset: int = 0
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    below: tuple[Column, ...] = ()
+
+
+class Recipe:
+    """How to read rows that have one schema and the same tags: the columns, in the order of their keys."""
+
+    def __init__(self, schema: Schema, tags: bytes):
+        self.columns = tuple(_columns(schema, tags, 0, len(schema.entries)))
+        plain = [(c.key, f"_{c.key}", c.offset // 8, _WORDS.get(c.tag)) for c in self.columns]
+        # Where all values are words of eight bytes under keys of their own, which is the rule.
+        self.plain = None if any(word[3] is None or word[0].startswith("_") for word in plain) else plain
+
+    def arrays(self, rows: Array) -> dict[str, Any]:
+        """Gymnasium's dict of arrays for all lanes, where all values are plain."""
+        assert self.plain is not None
+        found: dict[str, Any] = {}
+        words = rows.view(np.float64).T.copy()  # each key is a row of this, and the caller's own
+        masks = np.ones((len(self.plain), len(rows)), np.bool_)
+        for (key, mask_key, word, dtype), mask in zip(self.plain, masks, strict=True):
+            found[key] = words[word] if dtype is np.float64 else words[word].view(dtype)
+            found[mask_key] = mask
+        return found
+
+
+class Group:
+    """Lanes whose infos have the same keys with the same types of values.
+
+    Args:
+        rows: uint8 [n, row_bytes], one for each lane; its own memory.
+        lanes: int64 [n], ascending.
+        objects: by lane, what its info has beside its row, by number of the entry.
+        finals: the last observations of the lanes' episodes; None where none of them ended one.
+    """
+
+    def __init__(self, rows: Array, lanes: Array, columns: Sequence[Column], objects: Mapping[int, Any], finals: Any):
+        self.lanes, self.columns, self._finals = lanes, columns, finals
+        self._rows, self._objects = rows, objects
+        # All words of all lanes, one key after the other: each number is then a row of this.
+        self._words = rows.view(np.float64).T.copy()
+        if finals is not None:
+            own = (
+                []
+                if any(column.key == "final_info" for column in columns)
+                else [Column("final_info", layout.INFO_DICT)]
+            )
+            self.columns = [Column("final_obs", layout.INFO_OBJECT, -1), *own, *columns]
+
+    def array(self, column: Column) -> Array | None:
+        """The values of a key as one array, which is the caller's own; None where they are objects."""
+        tag = column.tag
+        if (word := _WORDS.get(tag)) is not None:
+            found: Array = self._words[column.offset // 8].view(word)
+        elif tag == layout.INFO_BOOL:
+            found = self._words[column.offset // 8].view(np.int64) != 0
+        elif tag == layout.INFO_ARRAY or tag >= layout.INFO_NUMBER:
+            assert column.dtype is not None
+            size = int(np.prod(column.shape, dtype=np.int64)) * column.dtype.itemsize
+            part = self._rows[:, column.offset : column.offset + size].copy()
+            found = part.view(column.dtype).reshape(len(self.lanes), *column.shape)
+        else:
+            return None
+        return found
+
+    def values(self, column: Column) -> list[Any]:
+        """The values of a key, one for each lane, as the envs returned them."""
+        if column.tag == layout.INFO_DICT:
+            return self.dicts(column.below)
+        if column.tag == layout.INFO_NONE:
+            return [None] * len(self.lanes)
+        if column.tag == layout.INFO_OBJECT:
+            if column.entry < 0:
+                return list(self._finals)
+            return [self._objects[lane][column.entry] for lane in self.lanes.tolist()]
+        array = self.array(column)
+        assert array is not None
+        if column.tag == layout.INFO_ARRAY:
+            return [np.array(row) for row in array]
+        return list(array) if column.tag >= layout.INFO_NUMBER else array.tolist()
+
+    def dicts(self, columns: Sequence[Column] | None = None) -> list[dict[str, Any]]:
+        """The infos, one for each lane."""
+        columns = self.columns if columns is None else columns
+        if not columns:
+            return [{} for _ in range(len(self.lanes))]
+        keys = [column.key for column in columns]
+        return [dict(zip(keys, row, strict=True)) for row in zip(*map(self.values, columns), strict=True)]
+
+    def add_to(self, found: dict[str, Any], count: int, add: AddInfo, columns: Sequence[Column] | None = None) -> Any:
+        """Add the infos to a dict of arrays, as Gymnasium's `VectorEnv._add_info` does it lane by lane.
+
+        Args:
+            count: of all lanes.
+            add: that method, for values that it must look at one by one.
+        """
+        every = len(self.lanes) == count
+        for column in self.columns if columns is None else columns:
+            key, mask_key = column.key, f"_{column.key}"
+            array = self.array(column)
+            if column.tag == layout.INFO_DICT:
+                found[key] = self.add_to(found.get(key, {}), count, add, column.below)
+            elif array is None or column.dtype == np.bool_ or (key in found and _differ(found[key], array)):
+                for lane, value in zip(self.lanes.tolist(), self.values(column), strict=True):
+                    add(found, {key: value}, lane)
+            elif every:
+                found[key] = array
+            else:
+                if key not in found:
+                    found[key] = np.zeros((count, *array.shape[1:]), array.dtype)
+                found[key][self.lanes] = array
+            if every:
+                found[mask_key] = np.ones(count, np.bool_)
+            else:
+                if mask_key not in found:
+                    found[mask_key] = np.zeros(count, np.bool_)
+                found[mask_key][self.lanes] = True
+        return found
+
+
+def _differ(array: Any, other: Array) -> bool:
+    """Whether values of one array cannot simply be copied into the other."""
+    return not isinstance(array, np.ndarray) or array.dtype != other.dtype or array.shape[1:] != other.shape[1:]
+
+
+class InfoReader:
+    """Reads rows of infos for the caller's side of one slab."""
+
+    def __init__(self, slab: Slab):
+        self._rows: Array = slab.array("info_rows")
+        self._regions: Array = slab.array("info_schemas")
+        self._schemas: dict[int, Schema] = {}
+        self._widest = ID_BYTES
+        self._recipes: dict[bytes, Recipe] = {}
+        self._last_heads, self._last_size = b"", 0
+        self._last_recipe: Recipe | None = None
+
+    def take(self, ids: Any, slots: Any) -> tuple[Array, Recipe | None]:
+        """A copy of the rows of lanes, uint8 [n, bytes], and how to read all of them; None where rows differ.
+
+        Args:
+            ids: the lanes, or a slice of them.
+            slots: the frame of each, or of all of them.
+        """
+        while True:
+            found: Array = self._rows[slots, ids, : self._widest].copy()
+            if self._last_recipe is not None and found[:, : self._last_size].tobytes() == self._last_heads:
+                return found, self._last_recipe  # as the last time, which is the rule
+            known = set(self._ids(found))
+            if known <= self._schemas.keys():
+                break
+            for region in self._regions:
+                for schema in read_schemas(region):
+                    self._schemas[schema.id] = schema
+                    self._widest = max(self._widest, schema.row_bytes)
+        if len(known) > 1:
+            return found, None
+        schema = self._schemas[known.pop()]
+        size = ID_BYTES + len(schema.entries)
+        heads: bytes = found[:, :size].tobytes()
+        if heads != heads[:size] * len(found):
+            return found, None
+        self._last_heads, self._last_size, self._last_recipe = heads, size, self._recipe(schema, heads[:size])
+        return found, self._last_recipe
+
+    @staticmethod
+    def _ids(rows: Array) -> list[int]:
+        """The ids of the rows' schemas."""
+        ids: list[int] = rows[:, :ID_BYTES].copy().view(np.int64)[:, 0].tolist()
+        return ids
+
+    def groups(self, rows: Array) -> Iterator[tuple[Recipe, Array]]:
+        """The groups that these rows make: how to read each, and which of the rows it has, ascending."""
+        all_ids = np.array(self._ids(rows))
+        for schema_id in dict.fromkeys(all_ids.tolist()):
+            own, schema = np.flatnonzero(all_ids == schema_id), self._schemas[schema_id]
+            size = ID_BYTES + len(schema.entries)
+            heads, places = rows[own, :size].tobytes(), dict[bytes, list[int]]()
+            for i, row in enumerate(own.tolist()):
+                places.setdefault(heads[i * size : i * size + size], []).append(row)
+            for head, of_head in places.items():
+                yield self._recipe(schema, head), np.array(of_head)
+
+    def _recipe(self, schema: Schema, head: bytes) -> Recipe:
+        """How to read rows that begin so."""
+        found = self._recipes.get(head)
+        if found is None:
+            if len(self._recipes) > MOST_RECIPES:
+                self._recipes.clear()
+            found = self._recipes[head] = Recipe(schema, head[ID_BYTES:])
+        return found
+
+
+def _columns(schema: Schema, tags: bytes, first: int, end: int) -> Iterator[Column]:
+    while first < end:
+        entry, tag = schema.entries[first], tags[first]
+        if tag == layout.INFO_DICT:
+            yield Column(entry.key, tag, first, below=tuple(_columns(schema, tags, first + 1, entry.end)))
+        elif tag == layout.INFO_ARRAY:
+            yield Column(entry.key, tag, first, entry.offset, np.dtype(entry.kind), entry.shape)
+        elif tag >= layout.INFO_NUMBER:
+            yield Column(entry.key, tag, first, entry.offset, np.dtype(NUMBERS[tag - layout.INFO_NUMBER]))
+        elif tag != layout.INFO_ABSENT:
+            yield Column(entry.key, tag, first, entry.offset)
+        first = entry.end
+
+
+class Infos(dict[int, dict[str, Any]]):
+    """The infos of a batch that are not empty, by lane. It is filled when it is first looked at.
+
+    Args:
+        reader: reads `rows`.
+        rows: those of the lanes whose infos lie in the slab, a copy.
+        recipe: how to read all of the rows; None where they differ.
+        lanes: int64 [n], these lanes, ascending.
+        notes: by lane, what came as a note: the whole info, or, for one of `lanes`, its objects by number.
+        finals: by lane, the last observation of an episode that the step has ended.
+    """
+
+    def __init__(
+        self,
+        reader: InfoReader,
+        rows: Array,
+        recipe: Recipe | None,
+        lanes: Array,
+        notes: dict[int, Any],
+        finals: dict[int, Any],
+    ):
+        # A key in the dict, so that what looks at its bare size does not take it for empty.
+        super().__init__({-1: {}})
+        self._parts: Any = reader, rows, recipe, lanes, notes, finals
+
+    def __bool__(self) -> bool:
+        return self._parts is not None or dict.__len__(self) > 0
+
+    def groups(self) -> list[Group]:
+        """The lanes that have rows, as groups, ordered by the first lane of each."""
+        reader, rows, recipe, lanes, notes, finals = self._parts
+        if recipe is not None and not finals:
+            return [Group(rows, lanes, recipe.columns, notes, None)]
+        found = []
+        for of_group, own in reader.groups(rows):
+            ended = np.array([lane in finals for lane in lanes[own].tolist()])
+            for part in (own[ended], own[~ended]):
+                if len(part):
+                    last = [finals[lane] for lane in lanes[part].tolist() if lane in finals]
+                    found.append(Group(rows[part], lanes[part], of_group.columns, notes, last or None))
+        return sorted(found, key=lambda group: int(group.lanes[0]))
+
+    def _others(self) -> dict[int, dict[str, Any]]:
+        """The infos of lanes that have no row."""
+        _, _, _, lanes, notes, finals = self._parts
+        found: dict[int, dict[str, Any]] = {}
+        if not notes and not finals:
+            return found
+        with_row = set(lanes.tolist())
+        for lane in sorted({*notes, *finals} - with_row):
+            info = notes.get(lane, {})
+            found[lane] = with_final(finals[lane], info) if lane in finals else info
+        return found
+
+    def stacked(self, count: int, add: AddInfo) -> dict[str, Any] | None:
+        """As the function of this name, while nothing was looked at."""
+        if self._parts is None:
+            return None
+        _, rows, recipe, lanes, notes, finals = self._parts
+        if recipe is not None and recipe.plain is not None and len(lanes) == count and not notes and not finals:
+            arrays: dict[str, Any] = recipe.arrays(rows)
+            return arrays
+        groups = self.groups()
+        if any(column.key.startswith("_") for group in groups for column in group.columns):
+            return None  # a key that Gymnasium may take for the mask of another one
+        found: dict[str, Any] = {}
+        parts: list[tuple[int, Any]] = [(int(group.lanes[0]), group) for group in groups]
+        others = self._others()
+        for lane, part in sorted([*parts, *others.items()], key=lambda one: one[0]) if others else parts:
+            if lane in others:
+                add(found, part, lane)
+            else:
+                part.add_to(found, count, add)
+        return found
+
+    def fill(self) -> None:
+        """Make the infos of all lanes."""
+        if self._parts is None:
+            return
+        found, groups = self._others(), self.groups()
+        for group in groups:
+            found.update(zip(group.lanes.tolist(), group.dicts(), strict=True))
+        self._parts = None
+        dict.clear(self)
+        dict.update(self, found if len(groups) == 1 and len(groups[0].lanes) == len(found) else sorted(found.items()))
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def with_final(observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+    """The info of a step that has ended an episode and begun the next one, with the last observation of the old one."""
+    return {"final_obs": observation, "final_info": {}, **info}
+
+
+def stacked(infos: dict[int, dict[str, Any]], count: int, add: AddInfo) -> dict[str, Any] | None:
+    """The infos of `count` lanes as a dict of arrays, as Gymnasium adds them up one by one.
+
+    None where that was not tried, or has failed: then it must be done lane by lane, to learn which one does not fit.
+
+    Args:
+        add: Gymnasium's `_add_info`, which adds the info of one lane.
+    """
+    try:
+        return infos.stacked(count, add) if isinstance(infos, Infos) else _stacked_numbers(infos, count)
+    except Exception:
+        return None
+
+
+def _stacked_numbers(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | None:
+    """As `stacked`, for infos of plain numbers that travelled as notes.
+
+    Each lane must have an info, all with the same keys in one order, none of which has a meaning of its own to
+    Gymnasium, and a key's values must be of one type.
+    """
+    rows = [infos[lane] for lane in range(count)] if len(infos) == count else [{}]
+    keys, found, mask = list(rows[0]), dict[str, Any](), np.ones(count, np.bool_)
+    if not keys or any(list(row) != keys for row in rows):
+        return None
+    for key in keys:
+        values = [row[key] for row in rows]
+        kinds = set(map(type, values))
+        if len(kinds) > 1 or not kinds <= {bool, int, float} or key == "final_obs" or str(key).startswith("_"):
+            return None
+        found[key], found[f"_{key}"] = np.array(values, *kinds), mask.copy()
+    return found
+
+
+def _filled(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
+
+    def call(self: Infos, *args: Any, **kwargs: Any) -> Any:
+        self.fill()
+        return method(self, *args, **kwargs)
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return call
+
+
+for _name in (
+    *("__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__"),
+    *("__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem"),
+    *("setdefault", "update", "values"),
+):
+    setattr(Infos, _name, _filled(_name))
