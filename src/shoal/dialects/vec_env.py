@@ -257,20 +257,17 @@ class PoolVecEnv(PoolFace, VecEnv):
     def _result(self, ready: Ready) -> StepReturn:
         obs, reward, terminated, truncated = self.pool.data.take_step(ready)
         dones = terminated | truncated
-        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
-        for env_id, found in ready.infos.items():
-            info = infos[env_id]
-            if dones[env_id]:
-                found = dict(found)
-                info.update(found.pop("final_info"))
-                info["TimeLimit.truncated"] = bool(truncated[env_id] and not terminated[env_id])
-                info["terminal_observation"] = found.pop("final_obs")
-                if RESTART_INFO in found:
-                    info[RESTART_INFO] = found.pop(RESTART_INFO)
-                self.reset_infos[env_id] = found
-            else:
-                info.update(found)
-                info["TimeLimit.truncated"] = False
+        given = ready.infos
+        infos: list[dict[str, Any]] = [given.get(env_id, {}) if given else {} for env_id in range(self.num_envs)]
+        for env_id in np.flatnonzero(dones).tolist():
+            found = infos[env_id]
+            infos[env_id] = info = found.pop("final_info")
+            info["terminal_observation"] = found.pop("final_obs")
+            if RESTART_INFO in found:
+                info[RESTART_INFO] = found.pop(RESTART_INFO)
+            self.reset_infos[env_id] = found
+        for info, late in zip(infos, (truncated & ~terminated).tolist(), strict=True):
+            info["TimeLimit.truncated"] = late
         return obs, reward.astype(np.float32), dones, infos
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:

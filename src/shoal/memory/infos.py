@@ -23,13 +23,11 @@ __all__ = ["InfoReader", "Infos", "stacked", "with_final"]
 Array = npt.NDArray[Any]
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
 ID_BYTES = layout.INFO_TAGS
-# The tags of numbers that fill a word of eight bytes, and the types of arrays of them.
-_WORDS = {
-    layout.INFO_FLOAT: np.float64,
-    layout.INFO_INT: np.int64,
-    layout.INFO_NUMBER + NUMBERS.index(np.float64): np.float64,
-    layout.INFO_NUMBER + NUMBERS.index(np.int64): np.int64,
+# The tags of numbers, each of which has a word of eight bytes in a row, and the types of arrays of them.
+_TYPES = {layout.INFO_FLOAT: np.dtype(float), layout.INFO_INT: np.dtype(np.int64), layout.INFO_BOOL: np.dtype(bool)} | {
+    layout.INFO_NUMBER + i: np.dtype(kind) for i, kind in enumerate(NUMBERS)
 }
+NUMPY_BOOL = layout.INFO_NUMBER + NUMBERS.index(np.bool_)
 MOST_RECIPES = 1000  # that are kept
 
 
@@ -39,7 +37,8 @@ class Column(NamedTuple):
     Attributes:
         tag: what kind of values these are.
         entry: its number in the schema.
-        offset, dtype, shape: where the values lie in the rows, and what they are.
+        offset: where the values lie in the rows.
+        dtype, shape: of an array.
         below: the columns of a nested dict.
     """
 
@@ -57,20 +56,31 @@ class Recipe:
 
     def __init__(self, schema: Schema, tags: bytes):
         self.columns = tuple(_columns(schema, tags, 0, len(schema.entries)))
-        plain = [(c.key, f"_{c.key}", c.offset // 8, _WORDS.get(c.tag)) for c in self.columns]
-        # Where all values are words of eight bytes under keys of their own, which is the rule.
-        self.plain = None if any(word[3] is None or word[0].startswith("_") for word in plain) else plain
+        # Where all values are numbers under keys of their own, which is the rule; Gymnasium takes np.bool_ for objects.
+        odd = any(c.tag not in _TYPES or c.tag == NUMPY_BOOL or c.key.startswith("_") for c in self.columns)
+        self._ones = np.ones((0, 0), np.bool_)  # masks to copy
+        self.plain = None if odd else [(c.key, f"_{c.key}", c.offset // 8, c.tag) for c in self.columns]
 
     def arrays(self, rows: Array) -> dict[str, Any]:
         """Gymnasium's dict of arrays for all lanes, where all values are plain."""
         assert self.plain is not None
         found: dict[str, Any] = {}
         words = rows.view(np.float64).T.copy()  # each key is a row of this, and the caller's own
-        masks = np.ones((len(self.plain), len(rows)), np.bool_)
-        for (key, mask_key, word, dtype), mask in zip(self.plain, masks, strict=True):
-            found[key] = words[word] if dtype is np.float64 else words[word].view(dtype)
+        if self._ones.shape[1] != len(rows):
+            self._ones = np.ones((len(self.plain), len(rows)), np.bool_)
+        for (key, mask_key, word, tag), mask in zip(self.plain, self._ones.copy(), strict=True):
+            found[key] = words[word] if tag == layout.INFO_FLOAT else _numbers(words[word], tag)
             found[mask_key] = mask
         return found
+
+
+def _numbers(words: Array, tag: int) -> Array:
+    """The numbers of this kind that lie in words of eight bytes, each at the beginning of its word."""
+    if tag == layout.INFO_BOOL:
+        flags: Array = words.view(np.int64) != 0
+        return flags
+    dtype = _TYPES[tag]
+    return words.view(dtype) if dtype.itemsize == 8 else words.view(dtype)[:: 8 // dtype.itemsize].copy()
 
 
 class Group:
@@ -98,18 +108,13 @@ class Group:
 
     def array(self, column: Column) -> Array | None:
         """The values of a key as one array, which is the caller's own; None where they are objects."""
-        tag = column.tag
-        if (word := _WORDS.get(tag)) is not None:
-            found: Array = self._words[column.offset // 8].view(word)
-        elif tag == layout.INFO_BOOL:
-            found = self._words[column.offset // 8].view(np.int64) != 0
-        elif tag == layout.INFO_ARRAY or tag >= layout.INFO_NUMBER:
-            assert column.dtype is not None
-            size = int(np.prod(column.shape, dtype=np.int64)) * column.dtype.itemsize
-            part = self._rows[:, column.offset : column.offset + size].copy()
-            found = part.view(column.dtype).reshape(len(self.lanes), *column.shape)
-        else:
+        if column.tag in _TYPES:
+            return _numbers(self._words[column.offset // 8], column.tag)
+        if column.dtype is None:
             return None
+        size = int(np.prod(column.shape, dtype=np.int64)) * column.dtype.itemsize
+        part = self._rows[:, column.offset : column.offset + size].copy()
+        found: Array = part.view(column.dtype).reshape(len(self.lanes), *column.shape)
         return found
 
     def values(self, column: Column) -> list[Any]:
@@ -149,7 +154,7 @@ class Group:
             array = self.array(column)
             if column.tag == layout.INFO_DICT:
                 found[key] = self.add_to(found.get(key, {}), count, add, column.below)
-            elif array is None or column.dtype == np.bool_ or (key in found and _differ(found[key], array)):
+            elif array is None or column.tag == NUMPY_BOOL or (key in found and _differ(found[key], array)):
                 for lane, value in zip(self.lanes.tolist(), self.values(column), strict=True):
                     add(found, {key: value}, lane)
             elif every:
@@ -247,8 +252,6 @@ def _columns(schema: Schema, tags: bytes, first: int, end: int) -> Iterator[Colu
             yield Column(entry.key, tag, first, below=tuple(_columns(schema, tags, first + 1, entry.end)))
         elif tag == layout.INFO_ARRAY:
             yield Column(entry.key, tag, first, entry.offset, np.dtype(entry.kind), entry.shape)
-        elif tag >= layout.INFO_NUMBER:
-            yield Column(entry.key, tag, first, entry.offset, np.dtype(NUMBERS[tag - layout.INFO_NUMBER]))
         elif tag != layout.INFO_ABSENT:
             yield Column(entry.key, tag, first, entry.offset)
         first = entry.end
