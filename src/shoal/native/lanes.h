@@ -119,7 +119,7 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
         if (refused) return PyLong_FromLong(POST_BUSY_LANE);
     }
     int64_t now = COUNTING ? now_ns() : 0;
-    lanes_ring_touched(self, now);
+    crowd_ring(self->at.crowd, self->at.worker_bells, self->touched, self->workers, now);
     self->at.pool_stats[POOL_SINCE_NS] = now;
     return PyLong_FromLong(POST_OK);
 }
@@ -233,7 +233,7 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
     if (!lanes_accept_actions(self, actions)) return PyLong_FromLong(NOT_TAKEN);
     for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
     int64_t began = now_ns();
-    lanes_ring_touched(self, began);
+    crowd_ring(self->at.crowd, self->at.worker_bells, self->touched, self->workers, began);
     int64_t deadline = patience_ns < 0 ? -1 : began + patience_ns;
     int64_t ready = lanes_run_and_wait(self, run, self->lanes, NULL, deadline, spin_ns);
     int64_t now = COUNTING ? now_ns() : 0;
@@ -284,7 +284,28 @@ static PyObject *lanes_ring(PyObject *object, PyObject *args) {
     long long worker;
     if (!PyArg_ParseTuple(args, "L", &worker)) return NULL;
     if (worker < 0 || worker >= self->workers) { PyErr_SetString(PyExc_IndexError, "no such worker"); return NULL; }
-    bell_ring(&self->at.worker_bells[worker], 1);
+    crowd_ring_one(self->at.crowd, &self->at.worker_bells[worker], worker);
+    Py_RETURN_NONE;
+}
+
+/* use_cores(parties, cores): waits that are given a negative spin_ns spin as is decided for so many that wait or work, on so
+ * many cores. They begin by spinning: until waits are known to be long, they are expected to be short. */
+static PyObject *lanes_use_cores(PyObject *object, PyObject *args) {
+    Lanes *self = (Lanes *)object;
+    long long parties, cores;
+    if (!PyArg_ParseTuple(args, "LL", &parties, &cores)) return NULL;
+    self->parties = parties;
+    self->cores = cores;
+    lanes_decide(self);
+    Py_RETURN_NONE;
+}
+
+/* prepare(ns): the caller will ask for something soon: workers that sleep wake up, and spin for so long at most. */
+static PyObject *lanes_prepare(PyObject *object, PyObject *args) {
+    Lanes *self = (Lanes *)object;
+    long long ns;
+    if (!PyArg_ParseTuple(args, "L", &ns)) return NULL;
+    crowd_prepare(self->at.crowd, self->at.waiting, self->at.worker_bells, self->workers, now_ns() + ns);
     Py_RETURN_NONE;
 }
 
@@ -293,6 +314,8 @@ static PyMethodDef lanes_methods[] = {
     {"collect", lanes_collect, METH_VARARGS,
      "collect(need, wanted, deadline_ns, spin_ns, out, run) -> (count, first, slot, status)"},
     {"step", lanes_step, METH_VARARGS, "step(actions, run, spin_ns, patience_ns) -> slot | status << 8, or negative"},
+    {"use_cores", lanes_use_cores, METH_VARARGS, "use_cores(parties, cores): for what spin_ns < 0 is decided"},
+    {"prepare", lanes_prepare, METH_VARARGS, "prepare(ns): workers wake up, and look for requests for so long"},
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"arrive", lanes_arrive, METH_NOARGS, "the caller has come back"},
     {"handed", lanes_handed, METH_NOARGS, "what was taken is the caller's now"},

@@ -26,7 +26,13 @@ typedef struct {
     int64_t lanes, frames, workers;
     Fields at;
     uint32_t alarm_seen;
-    Habit habit;
+    int64_t parties, cores; /* how many wait or work, and on how many cores; 0: waits never spin of themselves */
+    Estimate wait;        /* of the caller, for answers */
+    int64_t wake_ns;      /* what it usually costs to wake up; 0: not known yet */
+    int caller_spins, workers_spin; /* whether their waits are short enough for that */
+    Trials trials;        /* whether it is worth it */
+    Spin spin;            /* what was decided for the caller; for the workers, see the field `waiting` */
+    int slept;            /* whether the last wait has ended in a sleep */
     Candidate *candidates;
     uint8_t *touched;     /* workers to ring in this post */
     _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
@@ -50,15 +56,56 @@ static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
     self->touched[((const int32_t *)self->owner.buf)[lane]] = 1;
 }
 
-static void lanes_ring_touched(Lanes *self, int64_t now) {
-    for (int64_t worker = 0; worker < self->workers; worker++)
-        if (self->touched[worker]) {
-            Bell *bell = &self->at.worker_bells[worker];
-            self->touched[worker] = 0;
-            if (COUNTING && atomic_load_explicit(&bell->posted_ns, memory_order_relaxed) == 0)
-                atomic_store_explicit(&bell->posted_ns, now, memory_order_relaxed);
-            bell_ring(bell, 1);
-        }
+/* ---- whether to spin ------------------------------------------------------------------------------------------ */
+
+#define DECIDE_EACH 16 /* batches from one decision to the next: it reads what all workers have written */
+
+static inline void lanes_tell_workers(Lanes *self, Spin spin) {
+    Waiting *waiting = self->at.waiting;
+    if (atomic_load_explicit(&waiting->rest_ns, memory_order_relaxed) != spin.rest_ns)
+        atomic_store_explicit(&waiting->rest_ns, spin.rest_ns, memory_order_relaxed);
+    if (atomic_load_explicit(&waiting->spin_ns, memory_order_relaxed) != spin.spin_ns)
+        atomic_store_explicit(&waiting->spin_ns, spin.spin_ns, memory_order_relaxed);
+}
+
+/* Decides how the next waits of all sides go, from how long the last ones took. */
+static void lanes_decide(Lanes *self) {
+    Estimate idle = {0, 0};
+    int64_t known = 0;
+    for (int64_t worker = 0; worker < self->workers; worker++) {
+        const int64_t *stats = self->at.stats + worker * STAT_WIDTH;
+        int64_t usual = __atomic_load_n(&stats[STAT_IDLE_NS], __ATOMIC_RELAXED);
+        if (usual == 0) continue; /* it has never waited, as the caller's own block never does */
+        idle.usual_ns += usual;
+        idle.spread_ns += __atomic_load_n(&stats[STAT_IDLE_SPREAD_NS], __ATOMIC_RELAXED);
+        known++;
+    }
+    if (known > 0) {
+        idle.usual_ns /= known;
+        idle.spread_ns /= known;
+    }
+    Spin none = {0, 0}, workers = spin_for(idle, self->workers_spin, self->wake_ns, self->parties, self->cores);
+    Spin caller = spin_for(self->wait, self->caller_spins, self->wake_ns, self->parties, self->cores);
+    self->workers_spin = workers.rest_ns == 0 && workers.spin_ns > 0;
+    self->caller_spins = caller.rest_ns == 0 && caller.spin_ns > 0;
+    int asleep = self->trials.way == 1;
+    self->spin = asleep ? none : caller;
+    lanes_tell_workers(self, asleep ? none : workers);
+}
+
+/* A wait that began then was answered at `last`, and ended `now`. */
+static inline void lanes_learn(Lanes *self, int64_t began, int64_t last, int64_t now) {
+    estimate_add(&self->wait, last - began);
+    if (self->slept) {
+        Estimate wake = {self->wake_ns, 0};
+        estimate_add(&wake, now - last);
+        self->wake_ns = wake.usual_ns;
+        self->at.pool_stats[POOL_SLEEPS]++;
+        self->slept = 0;
+    }
+    if (self->cores <= 0) return;
+    int tried = (self->caller_spins || self->workers_spin) && trials_add(&self->trials, now - began);
+    if (tried || self->at.pool_stats[POOL_BATCHES] % DECIDE_EACH == 0) lanes_decide(self);
 }
 
 /* ---- where the caller's time goes -------------------------------------------------------------------------- */
@@ -97,6 +144,7 @@ static void lanes_count_batch(Lanes *self, int64_t began, int64_t now) {
     self->at.pool_stats[POOL_WAKE_NS] += now > last ? now - last : 0;
     self->at.pool_stats[POOL_BATCHES]++;
     self->taken = 1;
+    lanes_learn(self, began, last, now);
 }
 
 static inline int lanes_has_answered(Lanes *self, int64_t lane) {
@@ -151,8 +199,10 @@ static int64_t lanes_first_window(Lanes *self, int64_t ready, int64_t *missing) 
     return self->window;
 }
 
-/* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult. */
+/* Waits until `need` lanes are ready; spins as was decided for all if `spin_ns` is negative. The count of ready lanes (>= need), or a CollectResult. */
 static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
+    Spin spin = spin_ns < 0 ? self->spin : (Spin){0, spin_ns};
+    self->slept = 0;
     for (;;) {
         uint32_t count = atomic_load(&self->at.pool_bell->count);
         uint32_t alarm = atomic_load(&self->at.pool_bell->alarm);
@@ -165,8 +215,7 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
         if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
         int result;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->at.pool_bell, count + (uint32_t)missing, alarm, deadline, spin_ns,
-                           &self->habit);
+        result = bell_wait(self->at.pool_bell, count + (uint32_t)missing, alarm, deadline, spin, &self->slept);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) {
             ready = lanes_scan(self, wanted, need);

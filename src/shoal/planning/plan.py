@@ -52,7 +52,8 @@ class Plan:
         measured: what a step of the env cost, where that was measured.
         num_envs: what the plan is for; None for any number.
         batch_size: how many envs `recv` waits for; None for all.
-        spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None for the usual.
+        spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None to have that decided
+            while the pool runs.
     """
 
     backend: str
@@ -287,5 +288,5 @@ def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
 
 
 def spin_times(plan: Plan) -> tuple[int, int]:
-    """How long (the pool, a worker) looks for an answer before it sleeps, in ns."""
-    return plan.spin or registry.find(plan.backend).spin_times(plan.num_workers, usable_cores())
+    """How long (the pool, a worker) looks for an answer before it sleeps, in ns; negative for what the core decides."""
+    return plan.spin or registry.find(plan.backend).spin_times()
