@@ -25,7 +25,17 @@ static int lanes_init(Lanes *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
     self->candidates = malloc(sizeof(Candidate) * (size_t)(self->lanes + 1));
     self->touched = calloc((size_t)(self->workers + 1), 1);
     self->finished = calloc((size_t)(self->workers + 1), sizeof(int64_t));
-    if (self->candidates == NULL || self->touched == NULL || self->finished == NULL) { PyErr_NoMemory(); return -1; }
+    self->last_lane = calloc((size_t)(self->workers + 1), sizeof(int64_t));
+    if (self->candidates == NULL || self->touched == NULL || self->finished == NULL || self->last_lane == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t worker = 0; worker < self->workers; worker++) self->last_lane[worker] = -1;
+    for (int64_t lane = 0; lane < self->lanes; lane++) {
+        int32_t worker = ((const int32_t *)self->owner.buf)[lane];
+        if (worker < 0 || worker >= self->workers) return shoal_refuse(PyExc_IndexError, "owner names no worker");
+        self->last_lane[worker] = lane;
+    }
     self->at.pool_stats[POOL_BEGAN_NS] = self->at.pool_stats[POOL_SINCE_NS] = now_ns();
     return 0;
 }
@@ -36,6 +46,7 @@ static void lanes_dealloc(PyObject *object) {
     free(self->candidates);
     free(self->touched);
     free(self->finished);
+    free(self->last_lane);
     if (self->slab.obj) PyBuffer_Release(&self->slab);
     if (self->state.obj) PyBuffer_Release(&self->state);
     if (self->owner.obj) PyBuffer_Release(&self->owner);
@@ -104,7 +115,7 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
     const uint8_t *state = self->state.buf;
     if (ids_object == Py_None) {
         if (memchr(state, LANE_PENDING, (size_t)self->lanes) != NULL) return PyLong_FromLong(POST_BUSY_LANE);
-        for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, op);
+        lanes_request_all(self, op);
     } else {
         Py_buffer ids;
         if (PyObject_GetBuffer(ids_object, &ids, PyBUF_SIMPLE) < 0) return NULL;
@@ -231,7 +242,7 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
     if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL) return PyLong_FromLong(NOT_TAKEN);
     if (self->kernel != NULL) return lanes_step_kernel(self, actions);
     if (!lanes_accept_actions(self, actions)) return PyLong_FromLong(NOT_TAKEN);
-    for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
+    lanes_request_all(self, OP_STEP);
     int64_t began = now_ns();
     crowd_ring(self->at.crowd, self->at.worker_bells, self->touched, self->workers, began);
     int64_t deadline = patience_ns < 0 ? -1 : began + patience_ns;
