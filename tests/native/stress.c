@@ -86,7 +86,7 @@ static void start_over(uint32_t count) {
 /* ---- scenario 1: the pool asks all workers, each answers, the pool waits for all or for some --------------- */
 
 static void worker_life(int index) {
-    Member me = {&shared->worker[index], &shared->crowd, &shared->waiting, 0, 0, member_bit(index)};
+    Member me = {&shared->worker[index], &shared->crowd, &shared->waiting, 0, 0, member_bit(index), 0};
     uint32_t state = 2463534242u + (uint32_t)index;
     member_heard(&me);
     atomic_fetch_add(&shared->heard, 1); /* the pool starts when all have looked at their bells */

@@ -34,6 +34,7 @@ typedef struct {
     Waiting *waiting;
     uint32_t seen, seen_all;
     uint32_t bit; /* what it is called by: its index modulo 32 */
+    int64_t posted_ns; /* when the last request was posted that it knows of */
 } Member;
 
 static inline uint32_t member_bit(int64_t worker) { return (uint32_t)1 << (worker % 32); }
@@ -92,6 +93,15 @@ static inline int member_rung(const Member *me) {
 static inline void member_heard(Member *me) {
     me->seen = atomic_load(&me->bell->count);
     me->seen_all = atomic_load(&me->crowd->all);
+}
+
+/* When the request was posted that has ended a wait; 0 if it was a message. */
+static inline int64_t member_posted(Member *me) {
+    int64_t posted = atomic_load_explicit(&me->crowd->posted_ns, memory_order_relaxed);
+    int64_t own = atomic_load_explicit(&me->bell->posted_ns, memory_order_relaxed);
+    if (own > posted) posted = own;
+    if (posted == me->posted_ns) return 0;
+    return me->posted_ns = posted;
 }
 
 static inline int member_spin(Member *me, int64_t until) {

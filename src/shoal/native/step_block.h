@@ -31,7 +31,6 @@ typedef struct {
     Member member;
     int64_t idle_since; /* when the last pass ended */
     int64_t posted_seen; /* the request to all workers that was taken last: when it was posted */
-    int64_t idle_until; /* the request that ended the last wait: when it was posted */
     int64_t waking;     /* how long the pass that is under way was waited for; for steppers that call `publish` */
     Py_ssize_t leaf_count;
     Leaf *leaves;
@@ -92,7 +91,7 @@ static int block_init(Block *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
     self->at.stats += worker * STAT_WIDTH;
     self->at.episode_sums += worker * SUM_WIDTH;
     self->at.step_times += worker * TIME_BUCKETS;
-    self->member = (Member){self->at.worker_bells, self->at.crowd, self->at.waiting, 0, 0, member_bit(worker)};
+    self->member = (Member){self->at.worker_bells, self->at.crowd, self->at.waiting, 0, 0, member_bit(worker), 0};
     Py_ssize_t count = PyTuple_Size(leaves);
     if ((self->leaves = calloc((size_t)count + 1, sizeof(Leaf))) == NULL) { PyErr_NoMemory(); return -1; }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -214,10 +213,10 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
 
     int64_t at = slot * self->lanes + lane;
     self->at.reward[at] = reward;
-    self->at.terminated[at] = (uint8_t)terminated;
-    self->at.truncated[at] = (uint8_t)truncated;
-    self->at.began[at] = 0;
-    self->at.status[at] = 0;
+    write_flag(&self->at.terminated[at], (uint8_t)terminated);
+    write_flag(&self->at.truncated[at], (uint8_t)truncated);
+    write_flag(&self->at.began[at], 0);
+    write_flag(&self->at.status[at], 0);
     self->at.episode_return[at] = self->at.run_return[lane] += reward;
     self->at.episode_length[at] = self->at.run_length[lane] += 1;
     if (terminated || truncated) {
@@ -414,16 +413,13 @@ static PyObject *block_publish(PyObject *object, PyObject *args) {
 
 /* A wait has ended: learns how long it was from the end of the last pass to the next request. */
 static inline void block_learn(Block *self, int slept) {
-    int64_t posted = atomic_load_explicit(&self->at.crowd->posted_ns, memory_order_relaxed);
-    int64_t own = atomic_load_explicit(&self->at.worker_bells->posted_ns, memory_order_relaxed);
-    if (own > posted) posted = own;
-    self->at.stats[STAT_SLEEPS] += slept;
-    if (posted == self->idle_until || self->idle_since == 0) return; /* a message, or the first request */
-    self->idle_until = posted;
-    Estimate idle = {self->at.stats[STAT_IDLE_NS], self->at.stats[STAT_IDLE_SPREAD_NS]};
+    int64_t *stats = self->at.stats, posted = member_posted(&self->member);
+    stats[STAT_SLEEPS] += slept;
+    if (posted == 0 || self->idle_since == 0) return; /* a message, or the first request */
+    Estimate idle = {stats[STAT_IDLE_NS], stats[STAT_IDLE_SPREAD_NS]};
     estimate_add(&idle, posted > self->idle_since ? posted - self->idle_since : 0);
-    __atomic_store_n(&self->at.stats[STAT_IDLE_SPREAD_NS], idle.spread_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&self->at.stats[STAT_IDLE_NS], idle.usual_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&stats[STAT_IDLE_SPREAD_NS], idle.spread_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&stats[STAT_IDLE_NS], idle.usual_ns, __ATOMIC_RELAXED);
 }
 
 /* wait(deadline_ns or -1, spin_ns or -1) -> True when rung since the last wait, False at the deadline. It spins as the
