@@ -26,7 +26,7 @@ _TEXT = """\
 #ifndef SHOAL_LAYOUT_H
 #define SHOAL_LAYOUT_H
 
-#include "doorbell.h"
+#include "crowd.h"
 
 #define LAYOUT_FINGERPRINT {fingerprint}
 enum {{

@@ -35,6 +35,8 @@ class PoolOptions:
             chooses these two (docs/distributed.md).
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
+        learner_threads: cores that "auto" leaves to the caller's learner; None for as many threads as torch was told to
+            use (`torch.set_num_threads`), where it is loaded.
         backend_options: for "mpi" those of `MpiOptions` (how each rank runs its envs, and which ranks), for "ray" those
             of `RayOptions` (address, resources and placement of actors, and how each runs its envs).
         batch_size: how many lanes `recv` waits for; by default all.
@@ -76,6 +78,7 @@ class PoolOptions:
 
     backend: str = "auto"
     num_workers: int | None = None
+    learner_threads: int | None = None
     backend_options: Mapping[str, Any] | None = None
     batch_size: int | None = None
     batch_envs: int | None = None
@@ -127,6 +130,8 @@ class PoolOptions:
         workers = self.num_workers
         if workers is not None and (isinstance(workers, bool | str) or int(workers) != workers or workers < 1):
             raise ValueError(f"num_workers: expected a whole number of at least 1, or None, found {workers!r}")
+        if self.learner_threads is not None:
+            self._set("learner_threads", whole_number("learner_threads", self.learner_threads, 0, 2**20))
         if self.step_timeout is not None:
             self._set("step_timeout", positive_number("step_timeout", self.step_timeout))
         self._set("max_restarts", whole_number("max_restarts", self.max_restarts, 1, 10**9))

@@ -1,4 +1,4 @@
-/* Hammers the doorbells of doorbell.h from threads and from processes, to be run under TSan, ASan and UBSan.
+/* Hammers the bells of doorbell.h and crowd.h from threads and from processes, to be run under TSan, ASan and UBSan.
  *
  *     gcc -std=c11 -O1 -g -Wall -Wextra -pthread -fsanitize=thread -Isrc/shoal/native tests/native/stress.c -o stress
  *     ./stress [rounds]
@@ -6,7 +6,7 @@
  * A lost wake-up leaves somebody asleep for ever: alarm() then ends the program, and that is the failure.
  * Prints one line for each scenario; the exit status is 0 if all of them held. */
 #define _GNU_SOURCE
-#include "doorbell.h"
+#include "crowd.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -28,6 +28,8 @@ enum { WORKERS = 4, BELLS = WORKERS + 1, LIMIT_S = 120, MAX_ROUNDS = 1 << 20 };
 
 typedef struct {
     Bell pool, worker[WORKERS];
+    Crowd crowd;
+    Waiting waiting;
     struct { int64_t request, answer; char pad[48]; } mail[WORKERS]; /* plain memory: TSan sees whether bells order it */
     _Atomic int heard, stop;
 } Shared;
@@ -54,32 +56,42 @@ static void some_pause(uint32_t *state) {
     else if (what < 4) sched_yield();
 }
 
-/* Every thread has a habit of its own, as every waiter in the core has, and goes back to sleep after a nap. */
+/* The caller's wait: it goes back to sleep after a nap, and sometimes rests before it spins. */
 static int wait_on(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, int64_t spin_ns) {
-    static _Thread_local Habit habit;
-    int result;
-    do result = bell_wait(bell, target, alarm, deadline, spin_ns, &habit);
+    int result, slept;
+    Spin spin = {spin_ns == 5000 ? 3000 : 0, spin_ns};
+    do result = bell_wait(bell, target, alarm, deadline, spin, &slept);
     while (result == BELL_SIGNAL);
     return result;
+}
+
+/* A worker's wait: by itself, or as the pool has decided for all, which changes all the time. */
+static void wait_as(Member *me, uint32_t *state) {
+    int result, slept;
+    int64_t spin_ns = chance(state) % 2 ? -1 : some_spin(state);
+    do result = member_wait(me, -1, spin_ns, now_ns(), &slept);
+    while (result == BELL_SIGNAL);
+    CHECK(result == BELL_REACHED);
+    member_heard(me);
 }
 
 static void start_over(uint32_t count) {
     memset((void *)shared, 0, sizeof *shared);
     atomic_store(&shared->pool.count, count);
     for (int i = 0; i < WORKERS; i++) atomic_store(&shared->worker[i].count, count);
+    atomic_store(&shared->crowd.count, count);
+    atomic_store(&shared->crowd.all, count);
 }
 
 /* ---- scenario 1: the pool asks all workers, each answers, the pool waits for all or for some --------------- */
 
 static void worker_life(int index) {
-    Bell *bell = &shared->worker[index];
-    uint32_t seen = atomic_load(&bell->count), state = 2463534242u + (uint32_t)index;
+    Member me = {&shared->worker[index], &shared->crowd, &shared->waiting, 0, 0, member_bit(index), 0};
+    uint32_t state = 2463534242u + (uint32_t)index;
+    member_heard(&me);
     atomic_fetch_add(&shared->heard, 1); /* the pool starts when all have looked at their bells */
     for (int64_t turn = 1; turn <= rounds; turn++) {
-        int result = wait_on(bell, seen + 1, 0, -1, some_spin(&state));
-        CHECK(result == BELL_REACHED);
-        seen++;
-        CHECK(atomic_load(&bell->count) == seen);
+        wait_as(&me, &state);
         CHECK(shared->mail[index].request == turn);
         shared->mail[index].answer = -turn;
         some_pause(&state);
@@ -87,15 +99,34 @@ static void worker_life(int index) {
     }
 }
 
+/* Asks all workers: at once, in two parts, or one by one. */
+static void ask_all(uint32_t *state) {
+    uint8_t some[WORKERS] = {0}, others[WORKERS];
+    uint32_t how = chance(state) % 4;
+    for (int i = 0; i < WORKERS; i++) some[i] = how == 0 ? chance(state) % 2 : 1;
+    for (int i = 0; i < WORKERS; i++) others[i] = !some[i];
+    if (how == 1) {
+        for (int i = 0; i < WORKERS; i++) crowd_ring_one(&shared->crowd, &shared->worker[i], i);
+        return;
+    }
+    crowd_ring(&shared->crowd, shared->worker, some, WORKERS, now_ns());
+    if (how == 0) some_pause(state);
+    if (memchr(others, 1, sizeof others)) crowd_ring(&shared->crowd, shared->worker, others, WORKERS, now_ns());
+}
+
 static void pool_life(void) {
     uint32_t state = 88172645u;
     while (atomic_load(&shared->heard) < WORKERS) sched_yield();
     for (int64_t turn = 1; turn <= rounds; turn++) {
         uint32_t before = atomic_load(&shared->pool.count);
-        for (int i = 0; i < WORKERS; i++) {
-            shared->mail[i].request = turn;
-            bell_ring(&shared->worker[i], 1);
+        if (chance(&state) % 16 == 0) {
+            int64_t awake_ns = now_ns() + chance(&state) % 100000;
+            crowd_prepare(&shared->crowd, &shared->waiting, shared->worker, WORKERS, awake_ns);
         }
+        atomic_store(&shared->waiting.rest_ns, chance(&state) % 4 ? 0 : chance(&state) % 50000);
+        atomic_store(&shared->waiting.spin_ns, some_spin(&state));
+        for (int i = 0; i < WORKERS; i++) shared->mail[i].request = turn;
+        ask_all(&state);
         uint32_t need = 1 + chance(&state) % WORKERS; /* first a part of them, then the rest */
         CHECK(wait_on(&shared->pool, before + need, 0, -1, some_spin(&state)) == BELL_REACHED);
         CHECK(wait_on(&shared->pool, before + WORKERS, 0, -1, some_spin(&state)) == BELL_REACHED);
@@ -167,8 +198,8 @@ static void poker_life(void) {
 
 static void poked_life(void) {
     for (int turn = 1; turn <= rounds / 20 + 1; turn++) {
-        Habit habit = {0, 0};
-        CHECK(bell_wait(&shared->pool, atomic_load(&shared->pool.count) + 1, 0, -1, 0, &habit) == BELL_SIGNAL);
+        int slept;
+        CHECK(bell_wait(&shared->pool, atomic_load(&shared->pool.count) + 1, 0, -1, (Spin){0, 0}, &slept) == BELL_SIGNAL);
         atomic_store(&shared->heard, turn);
     }
 }

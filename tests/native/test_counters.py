@@ -279,7 +279,7 @@ def finish(rig: Rig, **at: int) -> Any:
 def test_stragglers_are_who_is_done_later_than_the_mean(kind: str) -> None:
     rig = Rig(kind, lanes=6, workers=3)
     rig.lanes.post(None, OP_STEP)
-    rig.collect(6, run=finish(rig, l0=1, l1=10, l2=5, l3=40, l4=70, l5=5))  # workers: 10, 40, 70
+    rig.collect(6, run=finish(rig, l0=1, l1=10, l2=5, l3=40, l4=5, l5=70))  # workers: 10, 40, 70
     assert pool(rig)[POOL_STRAGGLER_NS] == 30 * MS
 
 

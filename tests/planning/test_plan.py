@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from shoal.backends import registry
 from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
-from shoal.planning.plan import Plan, _choose, fixed_plan, predict
+from shoal.planning.plan import Plan, _choose, fixed_plan, predict, worker_counts
+from shoal.support.cores import cores_beside
 from shoal.worker.measurement import Measurement, time_steps
 
 COMPUTES = Measurement((6e-6,) * 100, 6e-6)
@@ -309,3 +311,43 @@ def test_a_file_that_is_not_there_or_no_plan_is_told_by_its_option(make: Any, tm
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(shoal.DataError, match=r"plan='.*other\.json': .*is not a plan"):
         make("CartPole-v1", plan=tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(16, [12, 15, 16]), (8, [6, 7, 8]), (2, [1, 2]), (1, [1])])
+def test_a_worker_for_each_core_and_fewer_are_compared(cores: int, counts: list[int]) -> None:
+    assert worker_counts(1024, cores) == counts
+    assert worker_counts(2, 16) == [2]
+
+
+def test_a_caller_that_has_a_core_meets_its_workers_sooner() -> None:
+    plan = _choose(COMPUTES, 64, 64, 16, None, isolate=True)
+    assert (plan.backend, plan.num_workers) == ("processes", 15)
+    plan = _choose(HEAVY, 64, 64, 16, None, isolate=True)
+    assert (plan.backend, plan.num_workers) == ("processes", 16)
+
+
+class Torch:
+    """What a loaded torch looks like."""
+
+    def __init__(self, threads: int):
+        self.get_num_threads = lambda: threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "torch", "left"),
+    [(None, None, 16), (4, None, 12), (0, 4, 16), (None, 4, 12), (None, 16, 16), (None, 1, 16), (16, None, 1)],
+)
+def test_cores_are_left_for_the_learners_threads(
+    monkeypatch: pytest.MonkeyPatch, asked: int | None, torch: int | None, left: int
+) -> None:
+    monkeypatch.setattr("shoal.support.cores.usable_cores", lambda: 16)
+    monkeypatch.setitem(sys.modules, "torch", None if torch is None else Torch(torch))
+    assert cores_beside(asked) == left
+
+
+def test_auto_leaves_cores_to_the_learner() -> None:
+    with shoal.Pool("CartPole-v1", 8, learner_threads=10**6) as pool:
+        assert pool.plan.num_workers == 1
+        assert "on 1 cores" in pool.plan.reason
+    with pytest.raises(ValueError, match="learner_threads"):
+        shoal.Pool("CartPole-v1", 8, learner_threads=-1)

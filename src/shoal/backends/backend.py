@@ -19,6 +19,8 @@ from shoal.memory.slab import Slab
 from shoal.support.checks import whole_number
 from shoal.support.deadline import Deadline
 
+DECIDED = -1  # as the time of a spin: the core decides it while it runs
+
 
 @dataclass(frozen=True)
 class EnvRequest:
@@ -88,17 +90,12 @@ class Backend(ABC):
         return cores
 
     @classmethod
-    def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
+    def spin_times(cls) -> tuple[int, int]:
         """How long (the pool, a worker) looks for an answer before it sleeps, in ns.
 
-        Waking a sleeper costs more than a small batch, so both spin for as long as a batch of cheap envs takes, and
-        stop where that keeps missing (native/doorbell.h). A thread that spins may take the core of the thread that it
-        waits for. So nothing spins where workers far outnumber the cores, and the caller does not spin where each core
-        has a worker.
+        DECIDED leaves it to the core, which decides for all sides together while it runs (native/spinning.h).
         """
-        if num_workers > 2 * cores:
-            return 0, 0
-        return (0 if num_workers >= cores else 100_000), 300_000
+        return DECIDED, DECIDED
 
     @classmethod
     def check_limits(cls, on_error: str, step_timeout: float | None, recycle_after: int | None) -> None:

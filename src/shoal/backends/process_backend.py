@@ -114,10 +114,6 @@ class HybridBackend(ProcessBackend):
     isolates = limits_steps = False
     inline_blocks = 1
 
-    @classmethod
-    def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
-        return (0, 0) if num_workers > 2 * cores else (300_000, 300_000)
-
 
 def pickle_blocks(blocks: Sequence[BlockSpec]) -> dict[int, list[bytes]]:
     """The env functions of each block as bytes, by the block's index. What several envs share is pickled once. Raises

@@ -153,7 +153,7 @@ class ThreadBackend(Backend):
         return min(count, MOST_THREADS)
 
     @classmethod
-    def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
+    def spin_times(cls) -> tuple[int, int]:
         return 0, 0  # a thread that spins holds the GIL, which the others need
 
     def new_worker(self, block: BlockSpec) -> Worker:

@@ -209,7 +209,7 @@ class _ProcessLife(Life):
             return None
         _, layout, config, first_lane = message
         slab = Slab.attach(layout, reduction.recv_handle(self._connection))
-        self._mail = slab.array("mail")[self._index]
+        self._mail = memoryview(slab.array("mail")[self._index])  # which is read after each wait
         bell = ConnectionBell(self._connection, self.outbox.send)
         return slab, first_lane, config, WorkerChannel(self._post, self.read_mail, bell, bell)
 
@@ -226,7 +226,7 @@ class _ProcessLife(Life):
         self.outbox.send(pack(message))
 
     def next_command(self) -> Any:
-        while self._connection.poll(0) if native.KIND == "twin" else int(self._mail[0]) != self._read:
+        while self._connection.poll(0) if native.KIND == "twin" else self._mail[0] != self._read:
             data = self._connection.recv_bytes()
             if data != DING:
                 self._read = (self._read + 1) & 0xFFFFFFFF

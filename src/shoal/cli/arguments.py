@@ -127,6 +127,7 @@ TUNE = (
     _backends("--backends", BACKENDS[:-1], "backends to choose from (default: all)", nargs="+",
               default=list(BACKENDS[:-1])),
     option("--policy-ms", type=milliseconds, default=0.0, metavar="MS", help="time that your policy takes for a batch"),
+    option("--learner-threads", type=int, metavar="K", help="cores that are left to your learner"),
     option("--max-memory", type=memory, metavar="SIZE", help="memory for envs and processes together: 500M, 4G"),
     option("--isolate", action="store_true", help="envs must not run in the caller's process"),
     option("--seconds", type=seconds, default=20.0, metavar="S", help="length of the search (default: 20)"),

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
         search = Search(
             work.env_fn(options.env), options.num_envs, batch_size=options.batch_size, backends=options.backends,
             policy_latency=options.policy_ms / 1000, max_memory=options.max_memory, isolate=options.isolate,
-            seconds=options.seconds,
+            seconds=options.seconds, learner_threads=options.learner_threads,
         )  # fmt: skip
         with progress(options.seconds, timed=True) as notify:
             try:

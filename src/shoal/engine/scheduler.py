@@ -28,6 +28,7 @@ from shoal.memory.messages import STATUS_FINAL, STATUS_INFO, STATUS_NOTE, Note, 
 from shoal.options import PoolOptions
 from shoal.spaces.leaves import flatten
 from shoal.support.checks import Ids
+from shoal.support.cores import usable_cores
 from shoal.support.deadline import NEVER, Deadline
 
 
@@ -40,7 +41,7 @@ class Scheduler:
     Args:
         config: how the workers step the lanes.
         user_resets: whether the user must reset an env after its episode, before it is stepped.
-        spin_ns: how long a wait spins before it sleeps.
+        spin_ns: how long a wait spins before it sleeps; negative to have the core decide.
         on_death: closes the pool after a worker's death; returns the error to raise.
     """
 
@@ -63,6 +64,7 @@ class Scheduler:
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)
         self._whole = [Ready(table.all_ids, 0, slot, {}) for slot in range(table.frame_count)]
+        self._core.use_cores(len(workers) + (not self._inline), usable_cores())
         self._core.refuse_with(concurrent_use)
         self._frames.handed = self._core.handed
         self._timeouts = Timeouts(table, options.step_timeout)

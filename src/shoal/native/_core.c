@@ -5,6 +5,7 @@
 
 #include "compat.h"
 #include "bounds.h"
+#include "decision.h"
 #include "kernel.h"
 #include "lanes.h"
 #include "library.h"
@@ -34,6 +35,10 @@ static PyMethodDef core_methods[] = {
      "standardize(kind, values, mean, var, epsilon, limit, out): values brought to mean 0 and variance 1"},
     {"write_rows", rows_write, METH_VARARGS,
      "write_rows(names, rows, observations, rewards, terminated, truncated, reward, targets, paths) -> whether it could"},
+    {"spin_for", decision_spin_for, METH_VARARGS,
+     "spin_for(usual_ns, spread_ns, spins, wake_ns, parties, cores) -> (rest_ns, spin_ns)"},
+    {"learn", decision_learn, METH_VARARGS, "learn(usual_ns, spread_ns, ns) -> (usual_ns, spread_ns)"},
+    {"try_way", decision_try_way, METH_VARARGS, "try_way(trials, ns) -> trials, after one more batch"},
     {"library_kernel", library_kernel_address, METH_NOARGS, "the address of the kernel of envs in shared libraries"},
     {NULL, NULL, 0, NULL},
 };

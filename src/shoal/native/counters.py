@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.native import layout
+from shoal.native.twin_spinning import learn
 
 __all__ = ["WorkerCounters", "bucket", "bucket_edges", "flat"]
 
@@ -62,7 +63,18 @@ class WorkerCounters:
         self.slow, self._count = True, stop - start
         slab.late_counters.add(self)
         self._bell = flat(slab.array("worker_bells").view(np.int64)[worker])
-        self._idle_since = 0
+        self._idle_since = self._idle_until = 0
+
+    def waited(self, slept: bool) -> None:
+        """A wait has ended: learn how long it was from the end of the last pass to the next request."""
+        stats, posted = self._stats, self._bell[POSTED_NS]
+        stats[layout.STAT_SLEEPS] += slept
+        if not posted or posted == self._idle_until or not self._idle_since:
+            return  # a message, or the first request
+        self._idle_until = posted
+        usual, spread = stats[layout.STAT_IDLE_NS], stats[layout.STAT_IDLE_SPREAD_NS]
+        usual, spread = learn(usual, spread, max(0, posted - self._idle_since))
+        stats[layout.STAT_IDLE_NS], stats[layout.STAT_IDLE_SPREAD_NS] = usual, spread
 
     def waking(self, now_ns: int) -> int:
         """How long a request has waited for the pass that begins now while there was nothing else to do.

@@ -1,7 +1,8 @@
 /* Doorbells: a counter in shared memory that one side rings and the other waits for.
  *
  * Ringing is an atomic add; it makes a system call only if the waiter sleeps and the count it wants is reached.
- * Waiting spins for a moment, then sleeps in the kernel, with a deadline, and returns on a signal.
+ * Waiting spins for a moment, then sleeps in the kernel, with a deadline, and returns on a signal. How long it spins
+ * is decided elsewhere (spinning.h).
  *
  * The ringers write `count`, the one waiter `wake_at` and `waiting`, the supervisor `alarm`. The learner writes
  * `posted_ns` if it is 0, and the worker takes it: it tells how long waking takes.
@@ -9,6 +10,8 @@
  * `waiting`. Both in sequential consistency, so at least one of them sees the other. */
 #ifndef SHOAL_DOORBELL_H
 #define SHOAL_DOORBELL_H
+
+#include "spinning.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -32,7 +35,7 @@ _Static_assert(sizeof(Bell) == 64, "a bell has a cache line of its own");
 
 #define SPIN_LOOKS 32
 
-enum BellResult { BELL_REACHED = 0, BELL_TIMEOUT = 1, BELL_ALARM = 2, BELL_SIGNAL = 3 };
+enum BellResult { BELL_REACHED = 0, BELL_TIMEOUT = 1, BELL_ALARM = 2, BELL_SIGNAL = 3, BELL_AWAKE = 4 };
 
 static inline int64_t now_ns(void) {
     struct timespec t;
@@ -114,26 +117,23 @@ static inline int bell_sleep(Bell *bell, uint32_t target, uint32_t alarm, int64_
     return result;
 }
 
-/* What a waiter has learnt about spinning: one that keeps missing stops, and tries again now and then. */
-typedef struct {
-    uint32_t misses; /* in a row */
-    uint32_t waits;  /* since it stopped */
-} Habit;
-
-#define PATIENCE 4    /* misses in a row until a waiter stops spinning */
-#define TRY_AGAIN 64  /* waits until it tries once more */
-
-static inline int bell_wait(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, int64_t spin_ns,
-                            Habit *habit) {
+/* Rests for `spin.rest_ns`, spins for `spin.spin_ns`, then sleeps. `slept` is set if it was asleep at the end. */
+static inline int bell_wait(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline, Spin spin, int *slept) {
     if (bell_reached(bell, target)) return BELL_REACHED;
-    if (spin_ns > 0 && (habit->misses < PATIENCE || ++habit->waits % TRY_AGAIN == 0)) {
-        int result = bell_spin(bell, target, alarm, now_ns() + spin_ns);
+    int64_t now = spin.rest_ns > 0 || spin.spin_ns > 0 ? now_ns() : 0;
+    if (spin.rest_ns > 0 && (deadline < 0 || now + spin.rest_ns < deadline)) {
+        int result = bell_sleep(bell, target, alarm, now + spin.rest_ns);
         if (result != BELL_TIMEOUT) {
-            habit->misses = 0;
+            *slept = 1;
             return result;
         }
-        habit->misses++;
+        now += spin.rest_ns;
     }
+    if (spin.spin_ns > 0) {
+        int result = bell_spin(bell, target, alarm, now + spin.spin_ns);
+        if (result != BELL_TIMEOUT) return result;
+    }
+    *slept = 1;
     return bell_sleep(bell, target, alarm, deadline);
 }
 

@@ -28,7 +28,7 @@
 #define KERNEL_CAPSULE "shoal.native.Kernel"
 
 struct Kernel;
-typedef struct { struct Kernel *kernel; int index; pthread_t thread; Habit habit; Bell bell; } Helper;
+typedef struct { struct Kernel *kernel; int index; pthread_t thread; Bell bell; } Helper;
 
 /* Actions, and the bounds that all of them must be inside of. */
 typedef struct { char kind; const Py_buffer *values, *low, *high; _Atomic int outside; } Check;
@@ -59,7 +59,9 @@ typedef struct Kernel {
     _Atomic uint32_t *claimed;
     _Atomic uint32_t round;
     Bell done;
-    Habit habit;
+    int64_t ended;       /* when the last round did */
+    Estimate gap;        /* between two rounds */
+    _Atomic int64_t helpers_spin_ns; /* how long helpers spin for the next round: decided for all of them */
 } Kernel;
 
 /* Steps a few envs; one that fails is noted, and the others go on. */
@@ -178,7 +180,9 @@ static void *kernel_helper(void *argument) {
     Kernel *self = me->kernel;
     uint32_t seen = 0;
     for (;;) {
-        while (bell_wait(&me->bell, seen + 1, 0, -1, HELPER_SPIN_NS, &me->habit) != BELL_REACHED) {}
+        int slept;
+        Spin spin = {0, atomic_load_explicit(&self->helpers_spin_ns, memory_order_relaxed)};
+        while (bell_wait(&me->bell, seen + 1, 0, -1, spin, &slept) != BELL_REACHED) {}
         seen = atomic_load(&me->bell.count);
         if (self->stopping) return NULL;
         kernel_work(self, me->index, atomic_load_explicit(&self->round, memory_order_acquire));
@@ -198,6 +202,15 @@ static void kernel_start(Kernel *self) {
     }
 }
 
+/* A round begins: helpers spin for the next one if rounds follow each other closely. */
+static void kernel_expect(Kernel *self, int64_t began) {
+    int spins = atomic_load_explicit(&self->helpers_spin_ns, memory_order_relaxed) > 0;
+    if (self->ended > 0) estimate_add(&self->gap, began - self->ended);
+    Spin spin = spin_for(self->gap, spins, 0, self->threads, self->threads);
+    int64_t spin_ns = spin.rest_ns == 0 && spin.spin_ns > 0 ? HELPER_SPIN_NS : 0;
+    atomic_store_explicit(&self->helpers_spin_ns, spin_ns, memory_order_relaxed);
+}
+
 /* One job over all envs; the GIL is not needed. */
 static void kernel_round(Kernel *self) {
     memset(self->tallies, 0, sizeof(Tally) * (size_t)self->threads);
@@ -210,15 +223,18 @@ static void kernel_round(Kernel *self) {
         if (one_step) self->cost_ns += (now_ns() - began - self->cost_ns) / 4;
         return;
     }
+    kernel_expect(self, began);
     uint32_t target = atomic_load(&self->done.count) + (uint32_t)self->pieces;
     uint32_t round = atomic_load(&self->round) + 1;
     atomic_store(&self->round, round);
     int64_t worth = one_step ? 1 + self->cost_ns / WORTH_A_THREAD : self->threads;
     for (int i = 0; i < self->threads - 1 && i + 1 < worth; i++) bell_ring(&self->helpers[i].bell, 1);
     kernel_work(self, 0, round);
-    while (bell_wait(&self->done, target, 0, -1, HELPER_SPIN_NS, &self->habit) != BELL_REACHED) {}
+    int slept;
+    while (bell_wait(&self->done, target, 0, -1, (Spin){0, HELPER_SPIN_NS}, &slept) != BELL_REACHED) {}
     int64_t parts = worth < self->threads ? worth : self->threads;
-    if (one_step) self->cost_ns += ((now_ns() - began) * parts - self->cost_ns) / 4;
+    self->ended = now_ns();
+    if (one_step) self->cost_ns += ((self->ended - began) * parts - self->cost_ns) / 4;
 }
 
 /* Whether all actions are inside of their bounds, of which there is one for each item of an env's action. */

@@ -25,7 +25,17 @@ static int lanes_init(Lanes *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
     self->candidates = malloc(sizeof(Candidate) * (size_t)(self->lanes + 1));
     self->touched = calloc((size_t)(self->workers + 1), 1);
     self->finished = calloc((size_t)(self->workers + 1), sizeof(int64_t));
-    if (self->candidates == NULL || self->touched == NULL || self->finished == NULL) { PyErr_NoMemory(); return -1; }
+    self->last_lane = calloc((size_t)(self->workers + 1), sizeof(int64_t));
+    if (self->candidates == NULL || self->touched == NULL || self->finished == NULL || self->last_lane == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t worker = 0; worker < self->workers; worker++) self->last_lane[worker] = -1;
+    for (int64_t lane = 0; lane < self->lanes; lane++) {
+        int32_t worker = ((const int32_t *)self->owner.buf)[lane];
+        if (worker < 0 || worker >= self->workers) return shoal_refuse(PyExc_IndexError, "owner names no worker");
+        self->last_lane[worker] = lane;
+    }
     self->at.pool_stats[POOL_BEGAN_NS] = self->at.pool_stats[POOL_SINCE_NS] = now_ns();
     return 0;
 }
@@ -36,6 +46,7 @@ static void lanes_dealloc(PyObject *object) {
     free(self->candidates);
     free(self->touched);
     free(self->finished);
+    free(self->last_lane);
     if (self->slab.obj) PyBuffer_Release(&self->slab);
     if (self->state.obj) PyBuffer_Release(&self->state);
     if (self->owner.obj) PyBuffer_Release(&self->owner);
@@ -104,7 +115,7 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
     const uint8_t *state = self->state.buf;
     if (ids_object == Py_None) {
         if (memchr(state, LANE_PENDING, (size_t)self->lanes) != NULL) return PyLong_FromLong(POST_BUSY_LANE);
-        for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, op);
+        lanes_request_all(self, op);
     } else {
         Py_buffer ids;
         if (PyObject_GetBuffer(ids_object, &ids, PyBUF_SIMPLE) < 0) return NULL;
@@ -119,7 +130,7 @@ static PyObject *lanes_post(PyObject *object, PyObject *args) {
         if (refused) return PyLong_FromLong(POST_BUSY_LANE);
     }
     int64_t now = COUNTING ? now_ns() : 0;
-    lanes_ring_touched(self, now);
+    crowd_ring(self->at.crowd, self->at.worker_bells, self->touched, self->workers, now);
     self->at.pool_stats[POOL_SINCE_NS] = now;
     return PyLong_FromLong(POST_OK);
 }
@@ -231,9 +242,9 @@ static PyObject *lanes_step(PyObject *object, PyObject *args) {
     if (memchr(self->state.buf, LANE_PENDING, (size_t)self->lanes) != NULL) return PyLong_FromLong(NOT_TAKEN);
     if (self->kernel != NULL) return lanes_step_kernel(self, actions);
     if (!lanes_accept_actions(self, actions)) return PyLong_FromLong(NOT_TAKEN);
-    for (int64_t lane = 0; lane < self->lanes; lane++) lanes_request(self, lane, 0);
+    lanes_request_all(self, OP_STEP);
     int64_t began = now_ns();
-    lanes_ring_touched(self, began);
+    crowd_ring(self->at.crowd, self->at.worker_bells, self->touched, self->workers, began);
     int64_t deadline = patience_ns < 0 ? -1 : began + patience_ns;
     int64_t ready = lanes_run_and_wait(self, run, self->lanes, NULL, deadline, spin_ns);
     int64_t now = COUNTING ? now_ns() : 0;
@@ -284,7 +295,28 @@ static PyObject *lanes_ring(PyObject *object, PyObject *args) {
     long long worker;
     if (!PyArg_ParseTuple(args, "L", &worker)) return NULL;
     if (worker < 0 || worker >= self->workers) { PyErr_SetString(PyExc_IndexError, "no such worker"); return NULL; }
-    bell_ring(&self->at.worker_bells[worker], 1);
+    crowd_ring_one(self->at.crowd, &self->at.worker_bells[worker], worker);
+    Py_RETURN_NONE;
+}
+
+/* use_cores(parties, cores): waits that are given a negative spin_ns spin as is decided for so many that wait or work, on so
+ * many cores. They begin by spinning: until waits are known to be long, they are expected to be short. */
+static PyObject *lanes_use_cores(PyObject *object, PyObject *args) {
+    Lanes *self = (Lanes *)object;
+    long long parties, cores;
+    if (!PyArg_ParseTuple(args, "LL", &parties, &cores)) return NULL;
+    self->parties = parties;
+    self->cores = cores;
+    lanes_decide(self);
+    Py_RETURN_NONE;
+}
+
+/* prepare(ns): the caller will ask for something soon: workers that sleep wake up, and spin for so long at most. */
+static PyObject *lanes_prepare(PyObject *object, PyObject *args) {
+    Lanes *self = (Lanes *)object;
+    long long ns;
+    if (!PyArg_ParseTuple(args, "L", &ns)) return NULL;
+    crowd_prepare(self->at.crowd, self->at.waiting, self->at.worker_bells, self->workers, now_ns() + ns);
     Py_RETURN_NONE;
 }
 
@@ -293,6 +325,8 @@ static PyMethodDef lanes_methods[] = {
     {"collect", lanes_collect, METH_VARARGS,
      "collect(need, wanted, deadline_ns, spin_ns, out, run) -> (count, first, slot, status)"},
     {"step", lanes_step, METH_VARARGS, "step(actions, run, spin_ns, patience_ns) -> slot | status << 8, or negative"},
+    {"use_cores", lanes_use_cores, METH_VARARGS, "use_cores(parties, cores): for what spin_ns < 0 is decided"},
+    {"prepare", lanes_prepare, METH_VARARGS, "prepare(ns): workers wake up, and look for requests for so long"},
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"arrive", lanes_arrive, METH_NOARGS, "the caller has come back"},
     {"handed", lanes_handed, METH_NOARGS, "what was taken is the caller's now"},

@@ -26,9 +26,18 @@ typedef struct {
     int64_t lanes, frames, workers;
     Fields at;
     uint32_t alarm_seen;
-    Habit habit;
+    int64_t parties, cores; /* how many wait or work, and on how many cores; 0: waits never spin of themselves */
+    Estimate wait;        /* of the caller, for answers */
+    int64_t wake_ns;      /* what it usually costs to wake up; 0: not known yet */
+    int caller_spins, workers_spin; /* whether their waits are short enough for that */
+    Trials trials;        /* whether it is worth it */
+    Spin spin;            /* what was decided for the caller; for the workers, see the field `waiting` */
+    int slept;            /* whether the last wait has ended in a sleep */
     Candidate *candidates;
     uint8_t *touched;     /* workers to ring in this post */
+    int64_t *last_lane;   /* of each worker; -1 for none */
+    int whole;            /* whether the last request was to all lanes, and was not waited for yet */
+    uint32_t whole_at;    /* the count of the pool's bell when all have answered it */
     _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
     PyObject *refusal;
     int has_action;       /* whether actions are one array, described by: */
@@ -43,6 +52,7 @@ typedef struct {
 static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
     uint8_t *state = self->state.buf;
     state[lane] = LANE_PENDING;
+    self->whole = 0;
     self->at.slot[lane] = (uint8_t)((self->at.slot[lane] + 1) % self->frames);
     self->at.op[lane] = op;
     uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
@@ -50,15 +60,71 @@ static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
     self->touched[((const int32_t *)self->owner.buf)[lane]] = 1;
 }
 
-static void lanes_ring_touched(Lanes *self, int64_t now) {
-    for (int64_t worker = 0; worker < self->workers; worker++)
-        if (self->touched[worker]) {
-            Bell *bell = &self->at.worker_bells[worker];
-            self->touched[worker] = 0;
-            if (COUNTING && atomic_load_explicit(&bell->posted_ns, memory_order_relaxed) == 0)
-                atomic_store_explicit(&bell->posted_ns, now, memory_order_relaxed);
-            bell_ring(bell, 1);
-        }
+/* The same for all lanes, none of which is busy. */
+static void lanes_request_all(Lanes *self, uint8_t op) {
+    uint8_t *slot = self->at.slot;
+    memset(self->state.buf, LANE_PENDING, (size_t)self->lanes);
+    memset(self->at.op, op, (size_t)self->lanes);
+    for (int64_t lane = 0; lane < self->lanes; lane++) slot[lane] = slot[lane] + 1 < self->frames ? slot[lane] + 1 : 0;
+    self->whole = 1;
+    self->whole_at = atomic_load(&self->at.pool_bell->count) + (uint32_t)self->lanes;
+    for (int64_t lane = 0; lane < self->lanes; lane++) {
+        uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
+        atomic_store_explicit(&self->at.requested[lane], sequence + 1, memory_order_release);
+    }
+    for (int64_t worker = 0; worker < self->workers; worker++) self->touched[worker] = self->last_lane[worker] >= 0;
+}
+
+/* ---- whether to spin ------------------------------------------------------------------------------------------ */
+
+#define DECIDE_EACH 16 /* batches from one decision to the next: it reads what all workers have written */
+
+static inline void lanes_tell_workers(Lanes *self, Spin spin) {
+    Waiting *waiting = self->at.waiting;
+    if (atomic_load_explicit(&waiting->rest_ns, memory_order_relaxed) != spin.rest_ns)
+        atomic_store_explicit(&waiting->rest_ns, spin.rest_ns, memory_order_relaxed);
+    if (atomic_load_explicit(&waiting->spin_ns, memory_order_relaxed) != spin.spin_ns)
+        atomic_store_explicit(&waiting->spin_ns, spin.spin_ns, memory_order_relaxed);
+}
+
+/* Decides how the next waits of all sides go, from how long the last ones took. */
+static void lanes_decide(Lanes *self) {
+    Estimate idle = {0, 0};
+    int64_t known = 0;
+    for (int64_t worker = 0; worker < self->workers; worker++) {
+        const int64_t *stats = self->at.stats + worker * STAT_WIDTH;
+        int64_t usual = __atomic_load_n(&stats[STAT_IDLE_NS], __ATOMIC_RELAXED);
+        if (usual == 0) continue; /* it has never waited, as the caller's own block never does */
+        idle.usual_ns += usual;
+        idle.spread_ns += __atomic_load_n(&stats[STAT_IDLE_SPREAD_NS], __ATOMIC_RELAXED);
+        known++;
+    }
+    if (known > 0) {
+        idle.usual_ns /= known;
+        idle.spread_ns /= known;
+    }
+    Spin none = {0, 0}, workers = spin_for(idle, self->workers_spin, self->wake_ns, self->parties, self->cores);
+    Spin caller = spin_for(self->wait, self->caller_spins, self->wake_ns, self->parties, self->cores);
+    self->workers_spin = workers.rest_ns == 0 && workers.spin_ns > 0;
+    self->caller_spins = caller.rest_ns == 0 && caller.spin_ns > 0;
+    int asleep = self->trials.way == 1;
+    self->spin = asleep ? none : caller;
+    lanes_tell_workers(self, asleep ? none : workers);
+}
+
+/* A wait that began then was answered at `last`, and ended `now`. */
+static inline void lanes_learn(Lanes *self, int64_t began, int64_t last, int64_t now) {
+    estimate_add(&self->wait, last - began);
+    if (self->slept) {
+        Estimate wake = {self->wake_ns, 0};
+        estimate_add(&wake, now - last);
+        self->wake_ns = wake.usual_ns;
+        self->at.pool_stats[POOL_SLEEPS]++;
+        self->slept = 0;
+    }
+    if (self->cores <= 0) return;
+    int tried = (self->caller_spins || self->workers_spin) && trials_add(&self->trials, now - began);
+    if (tried || self->at.pool_stats[POOL_BATCHES] % DECIDE_EACH == 0) lanes_decide(self);
 }
 
 /* ---- where the caller's time goes -------------------------------------------------------------------------- */
@@ -97,6 +163,7 @@ static void lanes_count_batch(Lanes *self, int64_t began, int64_t now) {
     self->at.pool_stats[POOL_WAKE_NS] += now > last ? now - last : 0;
     self->at.pool_stats[POOL_BATCHES]++;
     self->taken = 1;
+    lanes_learn(self, began, last, now);
 }
 
 static inline int lanes_has_answered(Lanes *self, int64_t lane) {
@@ -151,25 +218,41 @@ static int64_t lanes_first_window(Lanes *self, int64_t ready, int64_t *missing) 
     return self->window;
 }
 
-/* Waits until `need` lanes are ready. The count of ready lanes (>= need), or a CollectResult. */
+/* Whether all lanes were asked and have answered. The last ones first, as these answer last. */
+static int lanes_all_ready(Lanes *self) {
+    if (memchr(self->state.buf, LANE_IDLE, (size_t)self->lanes) != NULL) return 0;
+    for (int64_t lane = self->lanes - 1; lane >= 0; lane--)
+        if (!lanes_has_answered(self, lane)) return 0;
+    self->candidates[0].lane = 0;
+    return 1;
+}
+
+/* Waits until `need` lanes are ready; spins as was decided for all if `spin_ns` is negative. The count of ready lanes (>= need), or a CollectResult. */
 static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
+    Spin spin = spin_ns < 0 ? self->spin : (Spin){0, spin_ns};
+    self->slept = 0;
     for (;;) {
         uint32_t count = atomic_load(&self->at.pool_bell->count);
         uint32_t alarm = atomic_load(&self->at.pool_bell->alarm);
         /* The alarm first: while other lanes are ready again and again, the loss of a worker must still be reported. */
         if (alarm != self->alarm_seen) return COLLECT_ALARM;
-        int64_t ready = lanes_scan(self, wanted, need), missing = need - ready;
+        if (need == self->lanes && lanes_all_ready(self)) return need;
         int windowed = wanted == NULL && self->window > 0 && need == self->window;
-        if (windowed) ready = lanes_first_window(self, ready, &missing);
-        if (ready >= need) return ready;
+        uint32_t target = self->whole_at;
+        if (!self->whole || need < self->lanes) {
+            int64_t ready = lanes_scan(self, wanted, need), missing = need - ready;
+            if (windowed) ready = lanes_first_window(self, ready, &missing);
+            if (ready >= need) return ready;
+            target = count + (uint32_t)missing;
+        }
+        self->whole = 0; /* the bell is a hint: if that was too early, the lanes that are missing are counted */
         if (PyErr_CheckSignals() < 0) return COLLECT_RAISED;
         int result;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->at.pool_bell, count + (uint32_t)missing, alarm, deadline, spin_ns,
-                           &self->habit);
+        result = bell_wait(self->at.pool_bell, target, alarm, deadline, spin, &self->slept);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) {
-            ready = lanes_scan(self, wanted, need);
+            int64_t ready = lanes_scan(self, wanted, need), missing;
             if (windowed) ready = lanes_first_window(self, ready, &missing);
             return ready >= need ? ready : COLLECT_TIMEOUT;
         }
@@ -196,8 +279,25 @@ static inline void lanes_note_finish(Lanes *self, int64_t lane) {
     if (done > *finished) *finished = done;
 }
 
+/* Marks all lanes, which are ready, as taken; as lanes_take. */
+static int lanes_take_all(Lanes *self, int64_t *ids, int *status) {
+    memset(self->state.buf, LANE_IDLE, (size_t)self->lanes);
+    for (int64_t lane = 0; ids != NULL && lane < self->lanes; lane++) ids[lane] = lane;
+    /* A worker answers its lanes one after the other. */
+    for (int64_t worker = 0; COUNTING && worker < self->workers; worker++)
+        if (self->last_lane[worker] >= 0) lanes_note_finish(self, self->last_lane[worker]);
+    uint8_t slot = self->at.slot[0], bits = 0;
+    int mixed = memcmp(self->at.slot, self->at.slot + 1, (size_t)self->lanes - 1) != 0;
+    const uint8_t *row = self->at.status + slot * self->lanes;
+    for (int64_t lane = 0; lane < self->lanes; lane++)
+        bits |= mixed ? self->at.status[self->at.slot[lane] * self->lanes + lane] : row[lane];
+    *status |= bits;
+    return mixed ? -1 : slot;
+}
+
 /* Marks the first `need` candidates as taken. Their common slot, or -1 if they are not one run in one frame. */
 static int lanes_take(Lanes *self, int64_t need, int64_t *ids, int *status) {
+    if (need == self->lanes) return lanes_take_all(self, ids, status);
     uint8_t *state = self->state.buf;
     int64_t first = self->candidates[0].lane;
     int slot = self->at.slot[first];

@@ -50,6 +50,9 @@ FIELDS = (
     FieldRow("header", ("HEADER_BYTES",), "u1", "the pool, once", "what this region is, for other processes"),
     FieldRow("pool_bell", ("BELL_WORDS",), "u4", "see doorbell.h", "wakes the learner", c_type="Bell"),
     FieldRow("worker_bells", ("workers", "BELL_WORDS"), "u4", "see doorbell.h", "wakes each worker", c_type="Bell"),
+    FieldRow("crowd", ("BELL_WORDS",), "u4", "see crowd.h", "wakes all workers at once", c_type="Crowd"),
+    FieldRow("waiting", ("WAITING_WIDTH",), "i8", "the caller", "how waits of workers begin: rest, spin, awake until",
+             c_type="Waiting"),
     FieldRow("mail", ("workers", "BELL_WORDS"), "u4", "the caller", "counts what was sent through each side channel"),
     FieldRow("stats", ("workers", "STAT_WIDTH"), "i8", "the worker", "counters: what it has done", shown=True),
     FieldRow("roster", ("workers", "3"), "i8", "the pool", "process id, first lane, lane after the last", shown=True),
@@ -95,6 +98,10 @@ COUNTERS = (
     CounterRow("stats", "passes", "passes over the block in which there was something to do"),
     CounterRow("stats", "wake_ns", "from a request to the start of its pass, while there was nothing else to do"),
     CounterRow("stats", "reset_ns", "the part of busy_ns that went into resets"),
+    CounterRow("stats", "sleeps", "waits for a request that ended in a sleep"),
+    CounterRow("stats", "idle_ns", "no sum: how long it usually is from a pass to the next request; 0 where a worker "
+               "never waits"),
+    CounterRow("stats", "idle_spread_ns", "no sum: how far single times are from that"),
     CounterRow("episode_sums", "ended", "episodes that ended"),
     CounterRow("episode_sums", "return", "sum of their returns"),
     CounterRow("episode_sums", "length", "sum of their lengths"),
@@ -111,6 +118,7 @@ COUNTERS = (
     CounterRow("pool_stats", "wake_ns", "part of wait_ns: from the last answer to the end of the wait"),
     CounterRow("pool_stats", "copy_ns", "from the end of a wait until its answers were handed out"),
     CounterRow("pool_stats", "restarts", "envs that were replaced"),
+    CounterRow("pool_stats", "sleeps", "batches for which the caller slept"),
 )  # fmt: skip
 
 AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
@@ -141,6 +149,7 @@ def _counter_numbers() -> dict[str, int]:
 
 CONSTANTS: dict[str, int] = {
     "HEADER_BYTES": 4096, "BELL_WORDS": LINE // 4, **_counter_numbers(),
+    "WAITING_WIDTH": LINE // 8, "WAITING_REST_NS": 0, "WAITING_SPIN_NS": 1, "WAITING_AWAKE_NS": 2,  # see crowd.h
     "TIME_BUCKETS": 136,  # in a row of `step_times`: four for each power of two, up to 2**36 ns
     "OP_STEP": 0, "OP_RESET": 1, "OP_RESTART": 2,  # what a lane is asked for
     # Bits: a note exists; the env raised; `final` is filled; `info_rows` is.

@@ -73,4 +73,10 @@ static int leaf_fits(const Leaf *leaf, const Py_buffer *view, int64_t rows) {
     return fits;
 }
 
+/* Flags of many workers' lanes lie on one cache line, and are nearly always what they were: to write them all the same would
+ * take the line away from the other workers. */
+static inline void write_flag(uint8_t *flag, uint8_t value) {
+    if (*flag != value) *flag = value;
+}
+
 #endif

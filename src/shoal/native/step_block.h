@@ -29,9 +29,9 @@ typedef struct {
     Fields at; /* the slab's fields; those that have a row for each worker begin with this worker's */
     int64_t lanes, start, stop;
     int autoreset, publish_each, action_kind, special_leaves;
-    uint32_t seen;
-    Habit habit;
+    Member member;
     int64_t idle_since; /* when the last pass ended */
+    int64_t posted_seen; /* the request to all workers that was taken last: when it was posted */
     int64_t waking;     /* how long the pass that is under way was waited for; for steppers that call `publish` */
     Py_ssize_t leaf_count;
     Leaf *leaves;
@@ -94,6 +94,7 @@ static int block_init(Block *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
     self->at.stats += worker * STAT_WIDTH;
     self->at.episode_sums += worker * SUM_WIDTH;
     self->at.step_times += worker * TIME_BUCKETS;
+    self->member = (Member){self->at.worker_bells, self->at.crowd, self->at.waiting, 0, 0, member_bit(worker), 0};
     Py_ssize_t count = PyTuple_Size(leaves);
     if ((self->leaves = calloc((size_t)count + 1, sizeof(Leaf))) == NULL) { PyErr_NoMemory(); return -1; }
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -250,10 +251,10 @@ static int block_accept(Block *self, PyObject *result, int64_t lane, int slot) {
 
     int64_t at = slot * self->lanes + lane;
     self->at.reward[at] = reward;
-    self->at.terminated[at] = (uint8_t)terminated;
-    self->at.truncated[at] = (uint8_t)truncated;
-    self->at.began[at] = 0;
-    self->at.status[at] = 0;
+    write_flag(&self->at.terminated[at], (uint8_t)terminated);
+    write_flag(&self->at.truncated[at], (uint8_t)truncated);
+    write_flag(&self->at.began[at], 0);
+    write_flag(&self->at.status[at], 0);
     self->at.episode_return[at] = self->at.run_return[lane] += reward;
     self->at.episode_length[at] = self->at.run_length[lane] += 1;
     if (terminated || truncated) {
@@ -323,8 +324,12 @@ static inline void block_count(Block *self, int64_t lane, int64_t ns) {
 /* How long a request has waited for this pass while there was nothing else to do. Asked in passes without any lane
  * too: a request that came during the last pass may have been answered by it. */
 static inline int64_t block_waking(Block *self, int64_t now) {
-    if (!COUNTING || atomic_load_explicit(&self->at.worker_bells->posted_ns, memory_order_relaxed) == 0) return 0;
-    int64_t since = atomic_exchange(&self->at.worker_bells->posted_ns, 0);
+    if (!COUNTING) return 0;
+    int64_t since = 0, to_all = atomic_load_explicit(&self->at.crowd->posted_ns, memory_order_relaxed);
+    if (to_all != self->posted_seen) since = self->posted_seen = to_all;
+    if (atomic_load_explicit(&self->at.worker_bells->posted_ns, memory_order_relaxed) != 0)
+        since = atomic_exchange(&self->at.worker_bells->posted_ns, 0);
+    if (since == 0) return 0;
     if (since < self->idle_since) since = self->idle_since;
     return now > since ? now - since : 0;
 }
@@ -442,21 +447,33 @@ static PyObject *block_publish(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* wait(deadline_ns or -1, spin_ns) -> True when rung since the last wait, False at the deadline. */
+/* A wait has ended: learns how long it was from the end of the last pass to the next request. */
+static inline void block_learn(Block *self, int slept) {
+    int64_t *stats = self->at.stats, posted = member_posted(&self->member);
+    stats[STAT_SLEEPS] += slept;
+    if (posted == 0 || self->idle_since == 0) return; /* a message, or the first request */
+    Estimate idle = {stats[STAT_IDLE_NS], stats[STAT_IDLE_SPREAD_NS]};
+    estimate_add(&idle, posted > self->idle_since ? posted - self->idle_since : 0);
+    __atomic_store_n(&stats[STAT_IDLE_SPREAD_NS], idle.spread_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&stats[STAT_IDLE_NS], idle.usual_ns, __ATOMIC_RELAXED);
+}
+
+/* wait(deadline_ns or -1, spin_ns or -1) -> True when rung since the last wait, False at the deadline. It spins as the
+ * caller has decided for all workers if `spin_ns` is negative. */
 static PyObject *block_wait(PyObject *object, PyObject *args) {
     Block *self = (Block *)object;
     long long deadline, spin_ns;
     if (!PyArg_ParseTuple(args, "LL", &deadline, &spin_ns)) return NULL;
     for (;;) {
-        int result;
-        uint32_t alarm = atomic_load(&self->at.worker_bells->alarm);
+        int result, slept = 0;
         if (PyErr_CheckSignals() < 0) return NULL;
         Py_BEGIN_ALLOW_THREADS
-        result = bell_wait(self->at.worker_bells, self->seen + 1, alarm, deadline, spin_ns, &self->habit);
+        result = member_wait(&self->member, deadline, spin_ns, self->idle_since, &slept);
         Py_END_ALLOW_THREADS
         if (result == BELL_TIMEOUT) Py_RETURN_FALSE;
         if (result == BELL_REACHED) {
-            self->seen = atomic_load(&self->at.worker_bells->count);
+            member_heard(&self->member);
+            if (COUNTING) block_learn(self, slept);
             Py_RETURN_TRUE;
         }
     }

@@ -19,10 +19,11 @@ import numpy.typing as npt
 from shoal.native import layout
 from shoal.native.counters import MOST_LATE, POSTED_NS, flat
 from shoal.native.twin_block import Bell, Block, seconds_left
+from shoal.native.twin_spinning import learn, spin_for, try_way
 
 __all__ = [
-    "Bell", "Block", "Lanes", "Turn", "merge", "native_block", "native_lanes", "outside", "standardize",
-    "write_rows",
+    "Bell", "Block", "Lanes", "Turn", "learn", "merge", "native_block", "native_lanes", "outside", "spin_for",
+    "standardize", "try_way", "write_rows",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -86,7 +87,7 @@ class Lanes:
         self._since = self._counts[layout.POOL_BEGAN_NS] = self._counts[layout.POOL_SINCE_NS] = time.monotonic_ns()
         self._late = [0] * layout.POOL_WIDTH  # what is not in `_counts` yet: Python's lists are quicker
         slab.late_counters.add(self)
-        self._taken = False
+        self._taken = self._slept = False
         self._alarmed = False
         # For `step`: whether the caller itself steps all lanes, so that it waits for no other thread.
         self._alone = len(bells) == 1 and getattr(bells[0], "silent", False)
@@ -257,7 +258,7 @@ class Lanes:
         """
         if not self._in_use.acquire(False):
             return layout.IN_USE, 0, -1, 0
-        began = time.monotonic_ns()
+        began, self._slept = time.monotonic_ns(), False
         try:
             if run is not None:
                 run()
@@ -289,6 +290,7 @@ class Lanes:
             self._late[layout.POOL_STRAGGLER_NS] += last - sum(finished) // len(finished)
         self._late[layout.POOL_WAKE_NS] += max(0, now - last)
         self._late[layout.POOL_BATCHES] += 1
+        self._late[layout.POOL_SLEEPS] += self._slept
         self._taken = True
         self.settle()
 
@@ -308,6 +310,7 @@ class Lanes:
             left = seconds_left(deadline_ns)
             if left == 0.0:
                 return layout.COLLECT_TIMEOUT
+            self._slept = True
             self._bell.sleep(left)
 
     def _first_window(self, ready: Array) -> Array:
@@ -328,6 +331,12 @@ class Lanes:
     def heard(self) -> None:
         """The alarm was dealt with."""
         self._alarmed = False
+
+    def use_cores(self, parties: int, cores: int) -> None:
+        """For the C core, which decides whether waits spin."""
+
+    def prepare(self, ns: int) -> None:
+        """For the C core, whose workers then spin for requests: the twin's would only fall asleep again."""
 
     def ring(self, worker: int) -> None:
         """For a message that lies in the worker's side channel."""

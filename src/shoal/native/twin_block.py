@@ -158,9 +158,13 @@ class Block:
         # A ring may already have been taken, by a reader of the side channel in the middle of a run.
         if self._asked():
             self._bell.sleep(0)  # takes the ring of the request that was found
+            self._counters.waited(False)
             return True
         self._bell.sleep(seconds_left(deadline_ns))
-        return seconds_left(deadline_ns) != 0.0
+        rung = seconds_left(deadline_ns) != 0.0
+        if rung:
+            self._counters.waited(True)
+        return rung
 
     def _asked(self) -> Sequence[int]:
         """The lanes that wait for an answer."""

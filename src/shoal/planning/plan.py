@@ -26,7 +26,7 @@ from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
 from shoal.errors import BadEnv, DataError
 from shoal.options import PoolOptions
 from shoal.support.checks import check_choice, number, whole_number
-from shoal.support.cores import usable_cores
+from shoal.support.cores import cores_beside, usable_cores
 from shoal.support.deadline import Deadline
 from shoal.worker.measurement import MEASURING, Measurement
 
@@ -34,7 +34,7 @@ WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
 
 CALLER = 4e-6  # the caller's own work per batch
 LANE = 0.3e-6  # per env and batch, on any backend
-HYBRID = 3e-6  # meeting workers that spin beside the caller
+HYBRID = 3e-6  # meeting workers that spin beside a caller that does
 PROCESSES = 25e-6  # sleeping and waking up again
 PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
 THREAD_TURN = 40e-6  # the same for a thread, under the GIL
@@ -52,7 +52,8 @@ class Plan:
         measured: what a step of the env cost, where that was measured.
         num_envs: what the plan is for; None for any number.
         batch_size: how many envs `recv` waits for; None for all.
-        spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None for the usual.
+        spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None to have that decided
+            while the pool runs.
     """
 
     backend: str
@@ -204,7 +205,8 @@ def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: in
         if options.isolate:
             raise
         return Plan("serial", 1, f"no process can run it: {error}")
-    return _choose(measured, len(env_fns), batch_size, usable_cores(), options.num_workers, options.isolate)
+    cores = cores_beside(options.learner_threads)
+    return _choose(measured, len(env_fns), batch_size, cores, options.num_workers, options.isolate)
 
 
 def _measure(env_fn: EnvFn, start_method: str, patience: Patience) -> Measurement:
@@ -241,16 +243,25 @@ def _candidates(
 ) -> list[tuple[str, int]]:
     """From the simplest to the most complicated."""
     waits = measured.waiting > 0.2
-    counts = [min(int(num_workers or cores), count)]
-    while waits and num_workers is None and counts[-1] < count:
-        counts.append(min(2 * counts[-1], count))
-    processes = [("processes", w) for w in counts if w <= MOST_PROCESSES]
+    few = worker_counts(count, cores) if num_workers is None else [min(int(num_workers), count)]
+    many = few[-1:]
+    while waits and num_workers is None and many[-1] < count:
+        many.append(min(2 * many[-1], count))
+    processes = [("processes", w) for w in dict.fromkeys([*few, *many]) if w <= MOST_PROCESSES]
     if isolate:
         return processes
-    hybrid = [("hybrid", w) for w in counts[:1] if w > 1]
+    hybrid = [("hybrid", w) for w in few if w > 1]
     # Threads share the GIL: they are for envs that wait.
-    threads = [("threads", w) for w in counts if w <= MOST_THREADS] if waits else []
+    threads = [("threads", w) for w in many if w <= MOST_THREADS] if waits else []
     return [("serial", 1), *hybrid, *threads, *processes]
+
+
+def worker_counts(count: int, cores: int) -> list[int]:
+    """Numbers of workers for so many envs that compute, ascending: one for each core, and fewer.
+
+    Fewer workers leave a core to the caller, and some to other programs, so that a batch waits for none of them.
+    """
+    return sorted({min(number, count) for number in (cores, max(1, cores - 1), max(1, cores * 3 // 4))})
 
 
 def predict(measured: Measurement, backend: str, workers: int, count: int, batch_size: int, cores: int) -> float:
@@ -267,7 +278,8 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
         return CALLER + max(block + THREAD_TURN, gil)
     turn_cost = turns * PROCESS_TURN if workers > cores else 0.0
     computing = (batch_size * (measured.cpu + LANE) + turn_cost) / cores
-    together = HYBRID if backend == "hybrid" else PROCESSES
+    # A caller that has a core spins for the answers.
+    together = HYBRID if backend == "hybrid" or workers < cores else PROCESSES
     return CALLER + together + max(block + LANE * count / workers, computing)
 
 
@@ -287,5 +299,5 @@ def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
 
 
 def spin_times(plan: Plan) -> tuple[int, int]:
-    """How long (the pool, a worker) looks for an answer before it sleeps, in ns."""
-    return plan.spin or registry.find(plan.backend).spin_times(plan.num_workers, usable_cores())
+    """How long (the pool, a worker) looks for an answer before it sleeps, in ns; negative for what the core decides."""
+    return plan.spin or registry.find(plan.backend).spin_times()

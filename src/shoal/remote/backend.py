@@ -70,7 +70,7 @@ class RemoteBackend(Backend):
         return super().gather(request)
 
     @classmethod
-    def spin_times(cls, num_workers: int, cores: int) -> tuple[int, int]:
+    def spin_times(cls) -> tuple[int, int]:
         return 0, 0  # a message takes longer than any wait should spin
 
     def check_opened(self, on_error: str, step_timeout: float | None) -> None:

@@ -36,6 +36,7 @@ from shoal.memory.slab import Layout, Slab
 from shoal.planning.plan import Plan, spin_times
 from shoal.remote.wire import AVERAGED, HOST_LIVES, RowsMessage, Wire, is_words, pack_words, unpack_words
 from shoal.spaces.leaves import flatten
+from shoal.support.cores import usable_cores
 from shoal.support.deadline import NEVER, Deadline
 
 Array = npt.NDArray[Any]
@@ -200,6 +201,7 @@ class BlockHost:
         self._ops = slab.array("op")
         self._owner = self._workers.owner_of_lanes()
         self._lanes: Any = native.Lanes(slab, self._pending, self._owner, *self._workers.bells(), None, 0)
+        self._lanes.use_cores(len(self._workers) + (self._workers.inline is None), usable_cores())
         self._out = np.zeros(stop, np.int64)
         self._workers.watch(self._lanes.ring, self._lanes.alarm, None)
         self._slab = slab  # last: from now on other threads may call `wake` and `peek`

@@ -28,7 +28,8 @@ WORDS, ROWS = b"w", b"r"
 # The words with which a host says what it is doing: (this, env or 0, number of its request, ns since it began, stack).
 HOST_LIVES = "lives"
 COUNTERS = ("stats", "episode_sums", "step_times")  # fields with one row for each worker
-AVERAGED = [counters.STAT_BUSY_NS, counters.STAT_RESET_NS]  # of `stats`: averaged over a host's workers, not summed
+# Of `stats`: averaged over a host's workers, not summed.
+AVERAGED = [counters.STAT_BUSY_NS, counters.STAT_RESET_NS, counters.STAT_IDLE_NS, counters.STAT_IDLE_SPREAD_NS]
 # Fields of a lane that are not copied: each side has its own. `op` is part of a request only, and so are the numbers of
 # the requests, which must not be in the host's slab before the rest is.
 NOT_COPIED = ("pending", "requested", "answered", "op", "slot", "done_ns")

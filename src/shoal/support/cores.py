@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,23 @@ def usable_cores() -> int:
     quota = cgroup_quota()
     # A quota of 1.5 cores feeds two workers; a quota of 0.4 still feeds one.
     return cores if quota is None else min(cores, max(1, math.ceil(quota)))
+
+
+def cores_beside(learner_threads: int | None) -> int:
+    """Cores that are left for envs beside a learner of so many threads; None for those that torch was told to use."""
+    cores = usable_cores()
+    threads = _torch_threads(cores) if learner_threads is None else learner_threads
+    return max(1, cores - threads)
+
+
+def _torch_threads(cores: int) -> int:
+    """How many threads torch was told to use; 0 where it was not loaded, or takes all cores, as it does by default.
+
+    The default says nothing of what the learner needs: small policies run in one thread, whatever torch may use.
+    """
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    threads = int(count()) if callable(count) else 0
+    return threads if 1 < threads < cores else 0
 
 
 def affinity_cores() -> int:

@@ -24,6 +24,7 @@ def tune(
     batch_size: int | Literal["all"] | None = None,
     backends: Sequence[str] = BACKENDS,
     policy_latency: float = 0.0,
+    learner_threads: int | None = None,
     max_memory: int | None = None,
     isolate: bool = False,
     seconds: float = 20.0,
@@ -46,6 +47,7 @@ def tune(
             find it out.
         backends: the backends to choose from.
         policy_latency: seconds that your policy takes for a batch; trials compute for so long between two batches.
+        learner_threads: cores that are left to your learner; None for as many as `torch.set_num_threads` was told.
         max_memory: bytes that the envs and their processes may take together.
         isolate: envs must not run in the caller's process.
         seconds: the time that the search may take.
@@ -63,7 +65,7 @@ def tune(
 
     search = Search(
         env, num_envs, batch_size=batch_size, backends=backends, policy_latency=policy_latency, max_memory=max_memory,
-        isolate=isolate, seconds=seconds, env_kwargs=env_kwargs,
+        isolate=isolate, seconds=seconds, env_kwargs=env_kwargs, learner_threads=learner_threads,
     )  # fmt: skip
     with progress_bar(seconds, timed=True, shown=progress) as notify:
         search.run(notify)

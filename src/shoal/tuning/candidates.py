@@ -13,7 +13,7 @@ import numpy as np
 
 from shoal.backends.threads import MOST_THREADS
 from shoal.observe.words import duration, plural, size
-from shoal.planning.plan import MOST_PROCESSES, Plan, predict
+from shoal.planning.plan import MOST_PROCESSES, Plan, predict, worker_counts
 from shoal.worker.measurement import Measurement
 
 MOST_ENVS = 1024  # the largest number that is tried if the user leaves it open
@@ -169,8 +169,8 @@ def _workers(backend: str, count: int, cost: EnvCost, limits: Limits) -> list[in
     if backend == "serial":
         return [1]
     cores = limits.cores
-    # Fewer workers leave a core to the caller. More workers even out unequal envs, and get more of a shared machine.
-    numbers = {cores, max(1, cores - 1), max(1, cores // 2), 2 * cores, 4 * cores, 8 * cores}
+    # Fewer workers leave cores to others. More workers even out unequal envs, and get more of a shared machine.
+    numbers = {*worker_counts(count, cores), max(1, cores // 2), 2 * cores, 4 * cores, 8 * cores}
     if cost.measured.waiting > WAITS:
         numbers |= {cores << k for k in range(4, 12)} | {count}
     most = MOST_THREADS if backend == "threads" else MOST_PROCESSES

@@ -22,7 +22,7 @@ from shoal.observe.progress import Notify
 from shoal.observe.words import size
 from shoal.support import processes
 from shoal.support.checks import check_choice, number, positive_number, whole_number
-from shoal.support.cores import usable_cores
+from shoal.support.cores import cores_beside
 from shoal.tuning import BACKENDS
 from shoal.tuning.candidates import CLOSE, Candidate, EnvCost, Limits, all_candidates, in_order, neighbours, other_spins
 from shoal.tuning.lab import LabLost, LabPool
@@ -288,7 +288,7 @@ class _Failed(Exception):
 
 def _checked_limits(
     num_envs: Any = None, batch_size: Any = None, backends: Any = BACKENDS, policy_latency: Any = 0.0,
-    max_memory: Any = None, isolate: bool = False,
+    max_memory: Any = None, isolate: bool = False, learner_threads: Any = None,
 ) -> Limits:  # fmt: skip
     if num_envs is not None:
         num_envs = whole_number("num_envs", num_envs, 1, 2**20)
@@ -304,7 +304,9 @@ def _checked_limits(
     if max_memory is not None:
         max_memory = whole_number("max_memory", max_memory, 1, 2**60)
     latency = number("policy_latency", policy_latency, 0, 3600)
-    return Limits(num_envs, batch_size, kept, latency, max_memory, usable_cores())
+    if learner_threads is not None:
+        learner_threads = whole_number("learner_threads", learner_threads, 0, 2**20)
+    return Limits(num_envs, batch_size, kept, latency, max_memory, cores_beside(learner_threads))
 
 
 def _make_lab(env_fns: list[EnvFn], limits: Limits, isolate: bool) -> tuple[LabPool, Limits]:

@@ -1,0 +1,264 @@
+"""Many cores: backends, numbers of workers and times of spinning, against the limit of one plain loop on each core.
+
+    python benchmarks/many_cores.py --quick
+    python benchmarks/many_cores.py --busy 2 --json busy.json
+
+Needs nothing but shoal, numpy and gymnasium. All contenders of a cell stay open and take turns: each round runs all of
+them, in an order that changes, and the limit before each group of four. A ratio is taken against the limits of
+its own round. The limit is k processes that step one env each in a plain loop; a reset counts as a step, everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+import shoal
+
+MS = 1_000_000
+SPINS: dict[str, tuple[int, int] | None] = {"usual": None, "0": (0, 0), "1 ms": (MS, MS), "10 ms": (10 * MS, 10 * MS)}
+Run = Callable[[float], float]  # runs for so many seconds; steps per second
+
+
+class Busy(gymnasium.Env[np.ndarray, np.int64]):
+    """A step computes for 500 microseconds of its thread's own time."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (8,), np.float64)
+    action_space = spaces.Discrete(2)
+    cpu, episode = 500e-6, 200
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.state = 0, np.zeros(8)
+        return self.state, {}
+
+    def step(self, action: np.int64) -> Any:
+        stop, value = time.thread_time() + self.cpu, 0.5
+        while time.thread_time() < stop:
+            for _ in range(20):
+                value = math.sin(value) + 0.5
+        self.steps += 1
+        return self.state, value, False, self.steps >= self.episode, {}
+
+
+def cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+# ---- the limit -------------------------------------------------------------------------------------------------------
+
+
+def plain_loop(make: Callable[[], Any], link: Any) -> None:
+    """In a process of its own: steps one env for as many seconds as it is told, again and again."""
+    env, over = make(), True
+    actions = np.random.default_rng(os.getpid()).integers(0, 2, 4096)
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while True:
+            seconds = link.recv()
+            steps, began = 0, time.perf_counter()
+            while (now := time.perf_counter()) - began < seconds:
+                at = steps % 4096
+                for action in actions[at : at + 64]:
+                    if over:
+                        env.reset()
+                        over = False
+                    else:
+                        _, _, terminated, truncated, _ = env.step(action)
+                        over = terminated or truncated
+                steps += 64
+            link.send(steps / (now - began))
+
+
+class Loops:
+    """One plain loop on each core: the limit."""
+
+    def __init__(self, make: Callable[[], Any], cores: int):
+        context = multiprocessing.get_context("fork")
+        self._links, self._processes = [], []
+        for _ in range(cores):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=plain_loop, args=(make, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._links.append(ours)
+            self._processes.append(process)
+
+    def run(self, seconds: float) -> float:
+        for link in self._links:
+            link.send(seconds)
+        return float(sum(link.recv() for link in self._links))
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """So many other programs that compute all the time."""
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=_compute, daemon=True) for _ in range(count)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.join()
+
+
+def _compute() -> None:
+    value = 0.5
+    while True:
+        value = math.sin(value)
+
+
+# ---- a cell ----------------------------------------------------------------------------------------------------------
+
+
+def pool_run(pool: shoal.Pool) -> Run:
+    rng = np.random.default_rng(0)
+    actions = [rng.integers(0, 2, pool.num_envs) for _ in range(64)]
+
+    def run(seconds: float) -> float:
+        steps, began = 0, time.perf_counter()
+        until = began + seconds / 5
+        while time.perf_counter() < until:  # it was idle while others ran
+            pool.step(actions[0])
+        began = time.perf_counter()
+        while (now := time.perf_counter()) - began < seconds:
+            for at in range(4):
+                pool.step(actions[(steps + at) % 64])
+            steps += 4
+        return steps * pool.num_envs / (now - began)
+
+    return run
+
+
+def names_of(cores: int, quick: bool) -> list[tuple[str, int, str]]:
+    """(backend, workers, spin) of all contenders but auto's choice."""
+    fewer = sorted({cores, max(1, cores - 1), max(1, cores * 3 // 4), *([] if quick else [max(1, cores // 2)])})
+    names = []
+    for backend in ("processes", "hybrid"):
+        for workers in fewer:
+            every = workers == cores or not quick
+            names += [(backend, workers, spin) for spin in (SPINS if every else ["usual"])]
+    return names
+
+
+def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float) -> dict[str, Any]:
+    """One cell: all contenders in turns. {"limit": rates, "rows": {name: {"ratios", "rates", "verdict"}}}."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        loops = Loops(make, options.cores)
+        stack.callback(loops.close)
+        pools: dict[str, shoal.Pool] = {}
+        plans = {
+            f"{b} {w}, spin {s}": shoal.Plan(b, w, "", spin=SPINS[s])
+            for b, w, s in names_of(options.cores, options.quick)
+        }
+        for name, plan in plans.items():
+            pools[name] = stack.enter_context(shoal.Pool(make, num_envs, plan=plan))
+        chosen = stack.enter_context(shoal.Pool(make, num_envs))
+        pools[f"auto: {chosen.plan.backend} {chosen.plan.num_workers}"] = chosen
+        for pool in pools.values():
+            pool.reset(seed=0)
+        runs = {name: pool_run(pool) for name, pool in pools.items()}
+        rows: dict[str, Any] = {name: {"ratios": [], "rates": [], "verdict": ""} for name in runs}
+        limits: list[float] = []
+        order, rng = list(runs), random.Random(0)
+        loops.run(0.2)
+        for _ in range(options.rounds):
+            if time.monotonic() - began > budget:
+                break
+            rng.shuffle(order)
+            for at, name in enumerate(order):
+                if at % 4 == 0:
+                    limits.append(loops.run(options.seconds))
+                earlier = pools[name].stats()
+                rate = runs[name](options.seconds)
+                rows[name]["verdict"] = (pools[name].stats() - earlier).verdict
+                rows[name]["rates"].append(rate)
+                rows[name]["ratios"].append(rate / limits[-1])
+    return {"envs": num_envs, "limit": limits, "rows": rows}
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    low, middle, high = np.percentile(values or [float("nan")], (25, 50, 75))
+    return float(low), float(middle), float(high)
+
+
+def show(title: str, cell: dict[str, Any]) -> None:
+    limit = quartiles(cell["limit"])
+    print(f"\n{title}: limit {limit[1] / 1e3:,.0f} k steps/s ({limit[0] / 1e3:,.0f} to {limit[2] / 1e3:,.0f})")
+    ranked = sorted(cell["rows"].items(), key=lambda row: -quartiles(row[1]["ratios"])[1])
+    for name, row in ranked:
+        low, middle, high = quartiles(row["ratios"])
+        rate = quartiles(row["rates"])[1]
+        verdict = row["verdict"] if "usual" in name or "auto" in name else ""
+        print(f"  {middle:5.2f} ({low:.2f} to {high:.2f}) {rate / 1e3:9,.0f} k  {name:28} {verdict}")
+    medians = {name: quartiles(row["ratios"])[1] for name, row in cell["rows"].items()}
+    for group in dict.fromkeys(name.partition(", spin")[0] for name in medians if ", spin" in name):
+        spins = {name.partition(", spin ")[2]: value for name, value in medians.items() if name.startswith(f"{group},")}
+        if len(spins) > 1:
+            print(f"  {group}: usual over the best of all spins {spins['usual'] / max(spins.values()):.2f}")
+    print(end="", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-n", "--num-envs", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--busy", type=int, default=0, help="how many busy loops run beside")
+    parser.add_argument("--seconds", type=float, default=None, help="of each run")
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--no-computing", action="store_true", help="leave out the envs that compute for 500 us")
+    parser.add_argument("--quick", action="store_true", help="under four minutes in all")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    options.seconds = options.seconds or (0.15 if options.quick else 0.3)
+    options.rounds = options.rounds or (9 if options.quick else 15)
+    cells = [(f"CartPole, {n} envs", cartpole, n) for n in options.num_envs]
+    if not options.no_computing:
+        cells.append(("500 us of computing, 64 envs", Busy, 64))
+    budget = (200.0 if options.quick else 1200.0) / len(cells)
+    facts = {
+        "cores": options.cores,
+        "busy": options.busy,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "shoal": shoal.__version__,
+        "native": shoal.native.KIND,
+    }
+    print(facts)
+    document: dict[str, Any] = {"facts": facts, "cells": {}}
+    with busy_loops(options.busy):
+        for title, make, num_envs in cells:
+            cell = measure(make, num_envs, options, budget)
+            document["cells"][title] = cell
+            show(title, cell)
+            if options.json:
+                options.json.write_text(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
