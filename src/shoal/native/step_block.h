@@ -194,7 +194,7 @@ static int block_flag(PyObject *value, const char *name) {
 }
 
 /* Asks for a schema that the info fits: 1 where there is one now, 0 where not, -1 with an exception set. */
-static int block_learn(Block *self, PyObject *info) {
+static int block_learn_info(Block *self, PyObject *info) {
     PyObject *learnt = shoal_call(self->held[LEARN], &info, 1);
     int result = learnt == NULL ? -1 : PyObject_IsTrue(learnt);
     Py_XDECREF(learnt);
@@ -211,7 +211,7 @@ static int block_note(Block *self, int64_t lane, int slot, PyObject *info) {
     if (result == INFO_UNKNOWN) {
         char *row = (char *)self->at.info_rows + at * INFO_BYTES;
         result = info_write(&self->infos, info, row, &objects, &found);
-        int learnt = result == INFO_UNKNOWN ? block_learn(self, info) : 0;
+        int learnt = result == INFO_UNKNOWN ? block_learn_info(self, info) : 0;
         if (learnt < 0) return -1;
         if (learnt) result = info_write(&self->infos, info, row, &objects, &found);
         if (result == INFO_FAILED) return -1;
