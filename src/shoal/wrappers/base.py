@@ -32,7 +32,7 @@ class Rows:
         began: bool [n], where `obs` is the first of an episode. Under same-step autoreset, and only there, a row can
             end one episode and begin the next.
         final_obs: the last observation of each such row's episode, by row.
-        infos: by row, as far as they are not empty; where an episode has ended, the info of its last step. The host
+        infos: by row, where an episode has ended or begun; where it has ended, the info of its last step. The host
             copies what transforms change in them into the infos of its API.
         with_rest: whether the caller gets the rows of all envs; those that are not among these stay as they were.
     """

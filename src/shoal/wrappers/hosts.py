@@ -132,21 +132,25 @@ class WrappedPool(_Transformed):
         return batch._replace(obs=obs, **flat, info={**batch.info, **found.info})
 
     def _apply(self, batch: Batch) -> Batch:
-        row_of = {env_id: row for row, env_id in enumerate(batch.env_id.tolist())} if batch.info else {}
-        finals = {row_of[env_id]: final for env_id, final in batch.final_obs.items()}
+        # Transforms look at the infos of these rows only, and those of all rows would take long to make.
+        turned = np.flatnonzero(batch.terminated | batch.truncated | batch.began).tolist() if batch.info else []
+        given = {row: batch.info.get(int(batch.env_id[row]), {}) for row in turned}
+        finals = {row: info["final_obs"] for row, info in given.items() if "final_obs" in info}
         # If an episode has ended, transforms see its last info, not that of the next episode's reset.
-        shown = {row_of[env_id]: _last_info(info) for env_id, info in batch.info.items()}
+        shown = {row: _last_info(info) for row, info in given.items() if info}
         rows = Rows(
             batch.env_id, len(batch.env_id) == self.pool.num_envs, batch.obs, batch.reward, batch.terminated,
             batch.truncated, batch.began, finals, {row: dict(info) for row, info in shown.items()},
         )  # fmt: skip
         self._change(rows)
-        infos: dict[int, dict[str, Any]] = {}
+        infos = batch.info
         for row in sorted(rows.infos):
             env_id = int(batch.env_id[row])
-            infos[env_id] = {**batch.info.get(env_id, {}), **added_infos(shown.get(row, {}), rows.infos[row])}
+            infos[env_id] = {**infos.get(env_id, {}), **added_infos(shown.get(row, {}), rows.infos[row])}
             if row in rows.final_obs:
                 infos[env_id]["final_obs"] = rows.final_obs[row]
+        if rows.infos:
+            infos = dict(sorted(infos.items()))
         return batch._replace(
             obs=rows.obs, reward=rows.reward, terminated=rows.terminated, truncated=rows.truncated, info=infos
         )
