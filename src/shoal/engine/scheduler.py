@@ -62,6 +62,8 @@ class Scheduler:
         self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)
+        # Made once: what most steps answer.
+        self._whole = [Ready(table.all_ids, 0, slot, {}) for slot in range(table.frame_count)]
         self._core.refuse_with(concurrent_use)
         self._frames.handed = self._core.handed
         self._timeouts = Timeouts(table, options.step_timeout)
@@ -218,7 +220,7 @@ class Scheduler:
             return self._received(ids, first, slot, status, deadline)
         if self._replaces:
             self._recovery.delivered(ids, slot)
-        return Ready(ids, first, slot, {})
+        return self._whole[slot] if slot >= 0 and ids is self.table.all_ids else Ready(ids, first, slot, {})
 
     def wait_next(self, need: int, deadline: Deadline, least: int | None = None) -> Ready:
         """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done.

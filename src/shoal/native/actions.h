@@ -2,7 +2,7 @@
  *
  *     a buffer of just that type          is read where it lies
  *     another type, or a strided buffer   is cast into a room of our own, row by row
- *     what has no buffer                  becomes a NumPy array first: lists, tensors of torch
+ *     what has no buffer                  becomes a NumPy array first: lists, tensors of torch; JAX's arrays have one
  *
  * A cast goes over a wide type, int64 or double, so that each type needs one loop that reads it and one that writes it.
  * Integers must fit, so that 300 never becomes 44 in a uint8. Whatever is refused here is left to spaces/leaves.py, which
@@ -22,6 +22,7 @@ typedef struct {
     Py_buffer low, high;  /* its bounds; len 0 for none */
     int64_t lanes;
     PyObject *as_array;   /* numpy.asarray */
+    PyObject *numpy_name; /* of the method that tensors have */
     char *room;           /* for rows that are cast, one for each lane; NULL until it is needed */
 } Actions;
 
@@ -173,7 +174,8 @@ static int actions_init(Actions *self, char *slab, int64_t lanes, PyObject *desc
     PyObject *numpy = PyImport_ImportModule("numpy");
     self->as_array = numpy ? PyObject_GetAttrString(numpy, "asarray") : NULL;
     Py_XDECREF(numpy);
-    if (self->as_array == NULL || leaf_read(&self->leaf, slab, description) < 0) return -1;
+    if (self->as_array == NULL || (self->numpy_name = PyUnicode_FromString("numpy")) == NULL) return -1;
+    if (leaf_read(&self->leaf, slab, description) < 0) return -1;
     if (PyObject_GetBuffer(low, &self->low, PyBUF_C_CONTIGUOUS) < 0) return -1;
     if (PyObject_GetBuffer(high, &self->high, PyBUF_C_CONTIGUOUS) < 0) return -1;
     self->lanes = lanes;
@@ -186,6 +188,7 @@ static void actions_free(Actions *self) {
     if (self->high.obj) PyBuffer_Release(&self->high);
     Py_XDECREF(self->leaf.path);
     Py_XDECREF(self->as_array);
+    Py_XDECREF(self->numpy_name);
     free(self->room);
 }
 
@@ -194,17 +197,30 @@ static void actions_close(ActionBatch *batch) {
     Py_XDECREF(batch->array);
 }
 
-/* Gets a buffer of the batch, by way of an array where it has none. 0 where it cannot be had, -1 for an interrupt. */
+/* After a call that may have failed: 0 where it has just failed, -1 for an interrupt. */
+static int actions_refused(void) {
+    if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return -1;
+    PyErr_Clear();
+    return 0;
+}
+
+/* Gets a buffer of the batch, by way of an array where it has none. 0 where it cannot be had, -1 for an interrupt.
+ * For a tensor of torch its method `numpy` takes half the time of asarray, which takes half of that of DLPack. */
 static int actions_view(Actions *self, PyObject *actions, ActionBatch *batch) {
     const int how = PyBUF_FORMAT | PyBUF_STRIDES;
     if (PyBytes_Check(actions)) return 0; /* text to NumPy */
-    if (PyObject_GetBuffer(actions, &batch->view, how) == 0) return 1;
-    PyErr_Clear();
+    if (PyObject_CheckBuffer(actions)) {
+        if (PyObject_GetBuffer(actions, &batch->view, how) == 0) return 1;
+        if (actions_refused() < 0) return -1;
+    } else if (!PyList_Check(actions)) {
+        batch->array = PyObject_CallMethodObjArgs(actions, self->numpy_name, NULL);
+        if (batch->array != NULL && PyObject_GetBuffer(batch->array, &batch->view, how) == 0) return 1;
+        if (actions_refused() < 0) return -1;
+        Py_CLEAR(batch->array);
+    }
     batch->array = shoal_call(self->as_array, &actions, 1);
     if (batch->array != NULL && PyObject_GetBuffer(batch->array, &batch->view, how) == 0) return 1;
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
-    PyErr_Clear();
-    return 0;
+    return actions_refused();
 }
 
 /* Whether the buffer has `rows` actions, of any type. */
