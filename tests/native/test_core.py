@@ -1190,6 +1190,8 @@ def test_outside_says_what_it_cannot_do() -> None:
     assert core.outside("i", np.zeros(3, np.int64), np.zeros(3, np.int32), np.zeros(3, np.int32)) == -2
     assert core.outside("i", np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(2, np.int64)) == -2
     assert core.outside("f", np.zeros(3), np.zeros(0), np.zeros(0)) == -2
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.int64)
+    assert core.outside("i", unaligned, np.array(0), np.array(1)) == -2
     with pytest.raises((BufferError, ValueError)):
         core.outside("f", np.zeros(6)[::2], np.zeros(3), np.zeros(3))
     for args in [("f",), ("ff", half, half, half), ("f", None, half, half)]:

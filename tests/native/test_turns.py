@@ -89,6 +89,7 @@ def test_send_to_all(kind: str) -> None:
         ([1], b"\0" * 8),
         ([1], ids(0, 1)),
         ([1, 2], ids(0)),
+        (np.array([1, 2, 3, 4]), ids(0, 1)),  # as many as all lanes
         ([100], ids(0)),
         ([1, -1], ids(0, 1)),
         ([0.5], ids(0)),

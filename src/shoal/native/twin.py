@@ -193,9 +193,10 @@ class Lanes:
     def _read(self, actions: Any, count: int) -> Array | None:
         """So many actions in the space's own type; None where they need a second look."""
         dtype, whole = self._action_is
-        if type(actions) is np.ndarray and actions.dtype == dtype and actions.shape == whole:
+        shape = (count, *whole[1:])
+        if type(actions) is np.ndarray and actions.dtype == dtype and actions.shape == shape:
             return actions
-        return cast_actions(actions, dtype, (count, *whole[1:])) if whole else None
+        return cast_actions(actions, dtype, shape) if whole else None
 
     def _chosen(self, actions: Array) -> Any:
         """The action of each env, the env's own; None where one is out of bounds."""
