@@ -14,7 +14,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters", "puffer", "tune", "scaling_model")
+SCRIPTS = ("throughput", "latency_sleep", "startup", "auto", "counters", "puffer", "tune", "scaling_model", "turns")
 
 
 @pytest.fixture
@@ -88,6 +88,14 @@ def test_a_tiny_run_writes_json_markdown_and_plot(tmp_path: Path) -> None:
     assert (result["env"], result["num_envs"]) == ("CartPole-v1", 2)
     assert "| Gymnasium Sync |" in (tmp_path / "throughput.md").read_text()
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_turns_measures_every_cell(tmp_path: Path) -> None:
+    done = run("turns", "--rounds", "1", "--calls", "2", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "turns.json").read_text())["cells"]
+    assert {"recv, send: 4 of 8, fifo", "send, recv: 32 of 64, scattered", "step: int32"} <= {c["turn"] for c in cells}
+    assert all(cell["us"][1] > 0 for cell in cells)
 
 
 def test_puffer_goes_on_with_the_two_best_settings(module: Any) -> None:

@@ -27,7 +27,6 @@ from shoal.support.checks import (
     Ids,
     Options,
     Seed,
-    check_ids,
     number,
     refuse_pickling,
     spread_options,
@@ -134,9 +133,9 @@ class Pool(EnvCommands):
             CallPending: one of the envs is still busy; nothing was sent.
         """
         with self.turn:
-            self._check_usable()
-            ids = None if env_ids is None else check_ids(env_ids, self.num_envs)
-            self._scheduler.send(actions, ids)
+            if self._fault is not None:  # as in `step`
+                raise self._fault
+            self._scheduler.send(actions, env_ids)
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
         """Wait for the next `batch_size` envs that are done.
@@ -153,7 +152,11 @@ class Pool(EnvCommands):
             WorkerDied: a worker is gone; the pool is closed (with on_error="restart": its budget is spent).
         """
         with self.turn:
-            return self.data.batch(self.wait(timeout, min_batch))
+            if timeout is not None or min_batch is not None:
+                return self.data.batch(self.wait(timeout, min_batch))
+            if self._fault is not None:  # as in `wait`, of which a call would cost every batch
+                raise self._fault
+            return self.data.batch(self._scheduler.wait_next(self.batch_size, NEVER))
 
     def wait(self, timeout: float | None = None, min_batch: int | None = None) -> Ready:
         """Like recv, but gives the lanes only: for dialects that take just the fields they need from `data`."""

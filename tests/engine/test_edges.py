@@ -52,27 +52,29 @@ class _Interrupted:
         self._lanes.__exit__(*error)
 
 
+@pytest.mark.parametrize(("method", "dtype"), [("send", "i8"), ("post", ">i8")], ids=["at once", "step by step"])
 @pytest.mark.parametrize("backend", ["serial", "threads"])
-def test_an_interrupt_after_a_post_loses_no_lane(backend: str) -> None:
+def test_an_interrupt_after_a_post_loses_no_lane(backend: str, method: str, dtype: str) -> None:
     with shoal.Pool(CountEnv, 3, backend=backend) as pool:
         pool.reset(seed=0)
         scheduler = pool._scheduler
-        scheduler._core = _Interrupted(scheduler._core, "post")
+        scheduler._core = _Interrupted(scheduler._core, method)
         with pytest.raises(KeyboardInterrupt):
-            pool.send(np.zeros(3, np.int64))
+            pool.send(np.zeros(3, dtype))
         assert pool.pending.tolist() == [0, 1, 2]
         assert pool.recv(timeout=10).obs[:, 2].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("method", "timeout"), [("recv", None), ("collect", 60)], ids=["at once", "step by step"])
 @pytest.mark.parametrize("backend", ["serial", "threads"])
-def test_an_interrupt_after_a_wait_leaves_nothing_to_wait_for(backend: str) -> None:
+def test_an_interrupt_after_a_wait_leaves_nothing_to_wait_for(backend: str, method: str, timeout: float | None) -> None:
     with shoal.Pool(CountEnv, 3, backend=backend) as pool:
         pool.reset(seed=0)
-        collector = pool._scheduler._collector
-        collector._core = _Interrupted(collector._core, "collect")
+        waits: Any = pool._scheduler if method == "recv" else pool._scheduler._collector
+        waits._core = _Interrupted(waits._core, method)
         pool.send(np.zeros(3, np.int64))
         with pytest.raises(KeyboardInterrupt):
-            pool.recv()
+            pool.recv(timeout)
         assert pool.pending.tolist() == []
         with pytest.raises(shoal.NothingPending):
             pool.recv(timeout=10)

@@ -41,6 +41,7 @@ from shoal import (
 )
 
 EXAMPLES = float(os.environ.get("SHOAL_EXAMPLES", "1"))  # times as many as usual
+MOST_ACTIONS = 4**7  # two bits for each of seven lanes
 LONG, HANGS = 10.0, 15.0  # seconds: longer than any line of a program takes
 
 SHRINK = os.environ.get("SHOAL_SHRINK", "0") != "0"  # make a program that fails smaller, however long that takes
@@ -347,6 +348,9 @@ class Machine:
         self.backend, self.fifo = backend, setup.order == "fifo"
         self.count, workers = setup.size
         self.batch = 1 + setup.batch % self.count
+        self.contiguous = setup.order == "contiguous"
+        if self.contiguous and self.count % self.batch:
+            self.batch = 1
         # The window is too short for two restarts, so that they follow each other without a delay.
         faults = {"on_error": "restart", "max_restarts": 10**6, "restart_window": 1e-6} if restarts else {}
         self.pool = Pool(
@@ -521,26 +525,36 @@ class Machine:
                 return
         whom = self._all(ids)
         actions = _actions(drawn, whom)
-        if self._attempt(self._foreseen(whom), lambda: self.pool.send(actions, ids)) is None:
+        given = _as_they_come(drawn, actions), ids if ids is None else _ids_as_they_come(drawn, ids)
+        if self._attempt(self._foreseen(whom), lambda: self.pool.send(*given)) is None:
             self._ask_steps(whom, actions)
 
-    def recv(self, patient: bool) -> None:
-        timeout = LONG if patient else 0
-        if len(self.queue) < self.batch:
+    def recv(self, patient: bool, limit: bool = True) -> None:
+        timeout = 0 if not patient else LONG if limit else None
+        windows = self._windows()
+        if len(windows if self.contiguous else self.queue) < (1 if self.contiguous else self.batch):
             self._attempt({NothingPending}, lambda: self.pool.recv(timeout))
             return
         among = self.queue[: self.batch] if self.fifo else list(self.queue)
+        if self.contiguous:
+            among = [lane for window in windows for lane in window]
         raising = self._raising(among)
         allowed: set[Any] = {EnvError} if raising else {None}
-        if len(among) > self.batch:
+        if len(among) > self.batch and not (self.contiguous and all(map(self._raising, windows))):
             allowed.add(None)  # of others
         result = self._attempt(allowed | self._late(patient), lambda: self.pool.recv(timeout))
         if isinstance(result, EnvError):
             self._mourn(result, among)
         elif isinstance(result, Batch):
             assert len(result.env_id) == self.batch
+            assert not self.contiguous or result.env_id.tolist() in windows
             self._take(result, among if len(among) == self.batch else None)
         self._stir()
+
+    def _windows(self) -> list[list[int]]:
+        """The batches of neighbours of which all are pending."""
+        found = [list(range(first, first + self.batch)) for first in range(0, self.count, self.batch)]
+        return [window for window in found if set(window) <= set(self.queue)]
 
     def _late(self, patient: bool) -> set[Any]:
         return set() if patient or self.backend == "serial" else {StepTimeout}
@@ -551,19 +565,20 @@ class Machine:
         if stale:
             self.async_reset(stale, None, None)
         self.send(lanes, drawn, True)
-        if len(self.queue) >= self.batch:
-            self.recv(True)
+        if self._windows() if self.contiguous else len(self.queue) >= self.batch:
+            self.recv(True, False)
 
     def step(self, drawn: int, patient: bool, tame: bool) -> None:
         if tame and self.queue:
             self.wait_reset(None, True)
         whom = self._all(None)
         actions, allowed = _actions(drawn, whom), self._foreseen(whom)
+        given = _as_they_come(drawn, actions)
         before = list(self.lanes), list(self.queue), self.uses.copy()
         if None in allowed:
             self._ask_steps(whom, actions)
             allowed = (allowed - {None}) | ({EnvError} if self._raising(whom) else {None}) | self._late(patient)
-        result = self._attempt(allowed, lambda: self.pool.step(actions, None if patient else 0))
+        result = self._attempt(allowed, lambda: self.pool.step(given, None if patient else 0))
         if isinstance(result, Batch):
             self._take(result, whom)
         elif isinstance(result, EnvError):
@@ -687,7 +702,8 @@ class Machine:
         whom = self._all(ids)
         allowed = {BadAction if kind is None else kind for kind in self._foreseen(whom)}
         bad = BAD_ACTIONS[how](_actions(drawn, whom))
-        self._attempt(allowed, (lambda: self.pool.step(bad)) if by_step else (lambda: self.pool.send(bad, ids)))
+        given = None if ids is None else _ids_as_they_come(drawn, ids)
+        self._attempt(allowed, (lambda: self.pool.step(bad)) if by_step else (lambda: self.pool.send(bad, given)))
 
     def bad_reset(self, which: int, lanes: list[int] | None) -> None:
         options, kind = BAD_RESETS[which]
@@ -725,6 +741,21 @@ def _actions(drawn: int, ids: list[int]) -> Any:
     return np.array([drawn >> 2 * lane & 3 for lane in ids])
 
 
+# The same actions and ids, as callers have them: some are taken in one call of the core, others step by step.
+FORMS: list[Callable[[Any], Any]] = [
+    *[lambda plain: plain] * 3, lambda plain: plain.astype(np.int32), lambda plain: plain.astype(">i8"),
+    lambda plain: plain.tolist(), lambda plain: np.repeat(plain, 2)[::2], lambda plain: plain.astype(np.uint8),
+]  # fmt: skip
+
+
+def _as_they_come(drawn: int, actions: Any) -> Any:
+    return FORMS[drawn // MOST_ACTIONS % len(FORMS)](actions)
+
+
+def _ids_as_they_come(drawn: int, ids: list[int]) -> Any:
+    return FORMS[drawn // MOST_ACTIONS // len(FORMS)](np.array(ids))
+
+
 def _cut(seed: Any, ids: list[int] | None, count: int) -> Any:
     """As many seeds as there are ids."""
     return seed[: count if ids is None else len(ids)] if isinstance(seed, list) else seed
@@ -760,7 +791,7 @@ lanes = st.sampled_from(
     [None, [0], [1], [2], [3], [4], [5], [6], [0, 1], [1, 0], [2, 3], [6, 0], [5, 3], [0, 2, 4, 6], [1, 3, 5],
      [3, 2, 1], [6, 5, 4, 3], [4, 5, 6], None, [6, 5, 4, 3, 2, 1, 0], None]
 )  # fmt: skip
-actions = st.integers(0, 4**7 - 1)
+actions = st.integers(0, MOST_ACTIONS * len(FORMS) ** 2 - 1)  # and in which form they and the ids are given
 seeds = st.sampled_from([None, 3, 4, None, [None, 3, 4, 5, None, 3, 4], [9, 8, 7, 6, 5, 4, 3]])
 options = st.sampled_from([None, 1, 2])
 
@@ -768,7 +799,7 @@ options = st.sampled_from([None, 1, 2])
 LINES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "send": {"lanes": lanes, "drawn": actions, "tame": mostly},
-    "recv": {"patient": mostly},
+    "recv": {"patient": mostly, "limit": st.booleans()},
     "turn": {"lanes": lanes, "drawn": actions},
     "step": {"drawn": actions, "patient": mostly, "tame": mostly},
     "drop": {"lanes": lanes},
@@ -798,9 +829,9 @@ THEMES: list[dict[str, int]] = [
 
 setups = st.builds(
     Setup, size=st.sampled_from([(4, 2), (1, 1), (7, 3), (2, 2), (3, 3)]), batch=st.integers(0, 6),
-    mode=st.sampled_from(["next_step", "same_step", "disabled"]), order=st.sampled_from(["ready", "fifo"]),
-    frames=st.sampled_from([2, 3]), copy=st.booleans(), length=st.integers(1, 4), truncates=st.booleans(),
-    seed=st.sampled_from([None, 40]), reset=mostly,
+    mode=st.sampled_from(["next_step", "same_step", "disabled"]), frames=st.sampled_from([2, 3]),
+    order=st.sampled_from(["ready", "fifo", "contiguous"]), copy=st.booleans(), length=st.integers(1, 4),
+    truncates=st.booleans(), seed=st.sampled_from([None, 40]), reset=mostly,
 )  # fmt: skip
 
 

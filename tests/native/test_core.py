@@ -573,14 +573,16 @@ def test_the_short_cut_reports_status_and_mixed_slots() -> None:
         np.array([1, 2, 3]),
         np.array([1]),
         np.array([[1, 2]]),
-        np.array([1, 2], np.int32),
+        np.array([1, 100], np.int32),
         np.array([1, 2], ">i8"),
-        np.array([1, 2], np.uint64),
+        np.array([1, 2**63], np.uint64),
         np.array([1.0, 2.0]),
         np.array([1, 100]),
         np.array([-1, 1]),
-        np.array([1, 0, 2])[::2],
-        [1, 2],
+        np.array([1, 0, 100])[::2],
+        [1, 100],
+        [1.0, 2.0],
+        b"\1\2",
         None,
         "ab",
     ],
@@ -1188,6 +1190,8 @@ def test_outside_says_what_it_cannot_do() -> None:
     assert core.outside("i", np.zeros(3, np.int64), np.zeros(3, np.int32), np.zeros(3, np.int32)) == -2
     assert core.outside("i", np.zeros(3, np.int64), np.zeros(3, np.int64), np.zeros(2, np.int64)) == -2
     assert core.outside("f", np.zeros(3), np.zeros(0), np.zeros(0)) == -2
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.int64)
+    assert core.outside("i", unaligned, np.array(0), np.array(1)) == -2
     with pytest.raises((BufferError, ValueError)):
         core.outside("f", np.zeros(6)[::2], np.zeros(3), np.zeros(3))
     for args in [("f",), ("ff", half, half, half), ("f", None, half, half)]:

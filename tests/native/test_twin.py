@@ -126,8 +126,8 @@ def test_an_interrupt_leaves_the_rest_to_be_asked_again() -> None:
 
 
 ODD_ACTIONS = [
-    np.array([1, 2, 3]), np.array([1]), np.array([1, 2], np.int32), [1, 2], None, np.array([1, 100]), np.array([-1, 1]),
-    np.array([1.0, 2.0]),
+    np.array([1, 2, 3]), np.array([1]), np.array([1, 100], np.int32), [1, 100], None, np.array([1, 100]),
+    np.array([-1, 1]), np.array([1.0, 2.0]),
 ]  # fmt: skip
 
 

@@ -37,22 +37,22 @@ class Collector:
         """Take `need` lanes that have answered: (ids, first, slot, status), as the core says."""
         began_ns = time.monotonic_ns() if began_ns is None else began_ns
         late = None  # looked for only when something takes long
-        if self._timeouts.is_time(began_ns):
-            self._end_overdue(self.late())
+        self.look_around(began_ns)
         while True:
             if self._recovery.troubled:
                 self._recovery.release(self._commands.tell)
             until = self._next_look(deadline, began_ns, late)
-            with self._busy:
-                count, first, slot, status = self._core.collect(
-                    need, wanted, until, self._spin_ns, self._out, self._prompt
-                )
-                self._busy.count -= max(count, 0)
+            count, first, slot, status = self._core.collect(need, wanted, until, self._spin_ns, self._out, self._prompt)
             if count >= 0:
                 break
             late = self.attend(count, deadline, began_ns)
         ids = self._table.all_ids if count == self._table.count else self._out[:count].copy()
         return ids, first, slot, status
+
+    def look_around(self, now_ns: int) -> None:
+        """End the workers of envs that take too long, if it is time to look for them."""
+        if self._timeouts.is_time(now_ns):
+            self._end_overdue(self.late())
 
     def _next_look(self, deadline: Deadline, began_ns: int, late: Ids | None) -> int:
         look = self._timeouts.next_look(deadline, began_ns, None if late is None else self._busy.posted_among(late))
@@ -66,6 +66,21 @@ class Collector:
         if self._busy.held:
             late |= ~np.isin(pending, self._busy.posted_among(pending))
         return np.asarray(pending[late])
+
+    def done_in_order(self, most: int, fifo: bool) -> Ids:
+        """Lanes that can be received at once, first to last as they would be, at most so many."""
+        pending, groups = self._busy.all(), self._table.groups
+        if fifo:
+            pending = self._busy.in_order(pending)
+        answered = self._table.answered == self._table.requested
+        done = np.isin(pending, self._busy.posted_among(pending)) & answered[pending]
+        if groups.some:
+            done &= answered[groups.leader[pending]]
+        if fifo:
+            ahead = len(pending) if done.all() else int(np.argmin(done))
+            return pending[: min(ahead, most)]
+        found: Ids = pending[done]
+        return found[np.argsort(self._table.done_ns[found], kind="stable")[:most]]
 
     def take_notes(self, ids: Ids, deadline: Deadline) -> list[tuple[Worker, Note]] | None:
         """Read what lanes have in the side channel; at the deadline, all of them are pending again.

@@ -10,7 +10,7 @@ import numpy as np
 
 from shoal import native
 from shoal.engine.workers import Workers
-from shoal.errors import BadCall, BadEnv
+from shoal.errors import BadCall, BadEnv, NothingPending
 from shoal.memory.answers import Frames
 from shoal.memory.messages import LaneGroup
 from shoal.memory.slab import Slab
@@ -62,15 +62,24 @@ class BusyLanes:
 
     A busy lane is either **posted** (its request lies in the slab, and its byte in `pending` is 1) or **held** (its
     request waits here, because its worker is being replaced or must rest). The core sets and clears the bytes of posted
-    lanes by itself when it posts and collects; `count` is told of it.
+    lanes by itself when it posts and collects. They are the truth, and are counted when they are asked for, so that
+    no interrupt can come between what the core did and a note of it.
+
+    Attributes:
+        held: the requests that wait, by lane.
+        sent_at: int64 [lanes + 1], each lane's place in the order of sends, and the number of all sends.
     """
 
     def __init__(self, posted: Any):
         self._posted = posted  # uint8 [lanes], the slab's `pending`
-        self.count = 0  # of busy lanes
-        self.held: dict[int, HeldRequest] = {}  # the requests that wait, by lane
-        self._sent_at = np.zeros(len(posted), np.int64)  # each lane's place in the order of sends
-        self._sends = 0
+        self.held: dict[int, HeldRequest] = {}
+        self.sent_at = np.zeros(len(posted) + 1, np.int64)
+
+    @property
+    def count(self) -> int:
+        """How many are busy."""
+        posted = int(np.count_nonzero(self._posted))
+        return posted + sum(not self._posted[lane] for lane in self.held) if self.held else posted
 
     def all(self) -> Ids:
         """The busy lanes, ascending."""
@@ -87,27 +96,42 @@ class BusyLanes:
         found: Ids = ids[self._posted[ids] != 0]
         return found
 
-    def has_whole_window(self, size: int) -> bool:
-        """Whether all lanes of one window of so many neighbours are posted."""
-        return bool(self._posted.reshape(-1, size).all(axis=1).any())
+    def part_of_window(self, size: int, least: int | None) -> Ids | None:
+        """The lanes to wait for where no window of so many neighbours can become whole, as parts of several were sent
+        to; None where one can.
+
+        Raises NothingPending unless `least` will do.
+        """
+        if self._posted.reshape(-1, size).all(axis=1).any():
+            return None
+        pending = self.all()
+        counts = np.bincount(pending // size)
+        if (most := int(counts.max())) == size:
+            return None
+        if least is None or most < least:
+            raise NothingPending(
+                f"recv waits for {size} neighbours, and no such batch was sent to as a whole: send to the rest "
+                f"of one, or give min_batch; pending are {pending[:8].tolist()}"
+            )
+        found: Ids = pending[pending // size == counts.argmax()]
+        return found
 
     def in_order(self, ids: Ids) -> Ids:
         """The lanes as they were sent to, first to last."""
-        return ids[np.argsort(self._sent_at[ids], kind="stable")]
+        return ids[np.argsort(self.sent_at[ids], kind="stable")]
 
     def sent(self, ids: Ids) -> None:
         """Note the order in which lanes were sent to."""
-        self._sent_at[ids] = np.arange(self._sends, self._sends + len(ids))
-        self._sends += len(ids)
+        sends = int(self.sent_at[-1])
+        self.sent_at[ids] = np.arange(sends, sends + len(ids))
+        self.sent_at[-1] = sends + len(ids)
 
     def put_back(self, ids: Ids) -> None:
         """Lanes that are not busy have answers that wait to be received."""
         self._posted[ids] = 1
-        self.count += len(ids)
 
     def hold(self, lane: int, request: HeldRequest) -> None:
         """Keep the request of a lane; one that is posted is taken back."""
-        self.count += not self._posted[lane]
         self._posted[lane] = 0
         self.held[lane] = request
 
@@ -117,19 +141,7 @@ class BusyLanes:
 
     def drop_held(self, lane: int) -> None:
         """Forget what is held for a lane, if anything is."""
-        if self.held.pop(lane, None) is not None:
-            self.count -= 1
-
-    def __enter__(self) -> None:
-        """For a call of the core and the note of it in `count`: an interrupt in between makes this count anew."""
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if kind is not None:
-            self.recount()
-
-    def recount(self) -> None:
-        """Believe the core: an interrupt may have come between what it did and a note of it."""
-        self.count = int(self._posted.sum()) + sum(not self._posted[lane] for lane in self.held)
+        self.held.pop(lane, None)
 
 
 class LaneGroups:

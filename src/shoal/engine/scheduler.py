@@ -27,7 +27,7 @@ from shoal.memory.answers import Ready
 from shoal.memory.messages import STATUS_FINAL, STATUS_INFO, STATUS_NOTE, Note, StepperConfig
 from shoal.options import PoolOptions
 from shoal.spaces.leaves import flatten
-from shoal.support.checks import Ids
+from shoal.support.checks import Ids, check_ids
 from shoal.support.cores import usable_cores
 from shoal.support.deadline import NEVER, Deadline
 
@@ -63,6 +63,7 @@ class Scheduler:
         self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)
+        # Made once: what most steps answer.
         self._whole = [Ready(table.all_ids, 0, slot, {}) for slot in range(table.frame_count)]
         self._core.use_cores(len(workers) + (not self._inline), usable_cores())
         self._core.refuse_with(concurrent_use)
@@ -73,6 +74,8 @@ class Scheduler:
         self.commands = Commands(table, self._recovery, self._timeouts, on_death)
         self._collector = Collector(table, self._recovery, self._timeouts, self.commands, spin_ns)
         self._actions = ActionWriter(table, flatten(config.action_space), options.check_actions == "all")
+        if self._fifo:
+            self._core.use_order(table.busy.sent_at)
         workers.watch(self._core.ring, self._core.alarm, options.step_timeout)
 
     @property
@@ -82,8 +85,19 @@ class Scheduler:
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    def send(self, actions: Any, ids: Ids | None) -> None:
-        """Ask lanes (None: all) for a step."""
+    def send(self, actions: Any, env_ids: Any) -> None:
+        """Ask lanes (None: all) for a step: in one call of the core where nothing is out of the ordinary."""
+        if not (self.some_must_reset or self._recovery.troubled or self._frames.lends):
+            code = self._core.send(actions, env_ids)
+            if code == native.IN_USE:
+                raise concurrent_use()
+            if code != native.NOT_TAKEN:
+                self._prompt_workers()
+                return
+        self._send(actions, None if env_ids is None else check_ids(env_ids, self.table.count))
+
+    def _send(self, actions: Any, ids: Ids | None) -> None:
+        """The same step by step, for what the core does not take: says what is wrong, or does it all the same."""
         self._core.arrive()
         lanes = self.table.all_ids if ids is None else ids
         if self._groups.some:
@@ -137,15 +151,17 @@ class Scheduler:
             self._post(now, op)
 
     def _post(self, ids: Ids | None, op: int) -> None:
-        with self._busy:
-            code = self._core.post(ids, op)
-            self._busy.count += 0 if code else self.table.count if ids is None else len(ids)
+        code = self._core.post(ids, op)
         if code == native.IN_USE:
             raise concurrent_use()
         if code:
             raise self._busy_error(self.table.all_ids if ids is None else ids)
-        if not self._inline and self._prompt is not None:
-            self._prompt()  # workers elsewhere begin at once; the caller's own block, when it is waited for
+        self._prompt_workers()
+
+    def _prompt_workers(self) -> None:
+        """Let workers elsewhere begin at once; the caller's own block begins when it is waited for."""
+        if self._prompt is not None and not self._inline:
+            self._prompt()
 
     def _aim(self, ids: Any) -> None:
         """Let the next request of these lanes, none of which is busy, write into a frame that no array is lent from."""
@@ -165,13 +181,12 @@ class Scheduler:
         code, began_ns = native.NOT_TAKEN, None
         if deadline is NEVER and not self.some_must_reset and not self._recovery.troubled:
             code = self._step_at_once(actions)
-            if code == native.COLLECT_TIMEOUT:  # it is time to look around
-                began_ns = time.monotonic_ns() - self._timeouts.patience_ns
-                self._collector.attend(code, deadline, began_ns)
+            if code == native.COLLECT_TIMEOUT:
+                began_ns = self._look_around(code, deadline)
         if code == native.NOT_TAKEN:
-            self.send(actions, None)
+            self._send(actions, None)
         try:
-            ready = self._exchanged(code, deadline) if code >= 0 else None
+            ready = self._taken(self.table.all_ids, code, deadline) if code >= 0 else None
             return self._wait(self.table.count, None, deadline, began_ns) if ready is None else ready
         except EnvError:
             with contextlib.suppress(ShoalError):  # the env's own error is what matters
@@ -179,35 +194,66 @@ class Scheduler:
             raise
 
     def _step_at_once(self, actions: Any) -> int:
-        """The core's short cut, as it says: slot | status << 8, or why not."""
+        """The core's short cut, as it says: status << 8 | slot, or why not."""
         slots = self.table.slot.copy() if self._frames.lends else None
         if slots is not None and not self._busy.count:
             with self._core:
                 self._aim(slice(None))
-        try:
-            code: int = self._core.step(actions, self._prompt, self._spin_ns, self._timeouts.patience_ns)
-        except BaseException:  # an interrupt, halfway
-            self._busy.recount()
-            raise
+        code: int = self._core.step(actions, self._prompt, self._spin_ns, self._timeouts.patience_ns)
         if code < 0:
-            self._busy.recount()
             if slots is not None and code == native.NOT_TAKEN:
                 self.table.slot[:] = slots  # nothing was written
             if code == native.IN_USE:
                 raise concurrent_use()
         return code
 
-    def _exchanged(self, code: int, deadline: Deadline) -> Ready | None:
-        """What the core's short cut has answered; None when it must be waited for once more."""
-        slot, status = code & 0xFF, code >> 8
-        if not status and slot != native.MIXED_SLOTS and not self._user_resets:
-            if self._replaces:
-                self._recovery.delivered(self.table.all_ids, slot)
-            return self._whole[slot]
-        return self._received(self.table.all_ids, 0, -1 if slot == native.MIXED_SLOTS else slot, status, deadline)
+    def _look_around(self, code: int, deadline: Deadline) -> int:
+        """The core's patience is over: see why. Returns when its wait has begun, for the one that goes on with it."""
+        began_ns = time.monotonic_ns() - self._timeouts.patience_ns
+        self._collector.attend(code, deadline, began_ns)
+        return began_ns
+
+    def _taken(self, ids: Ids, code: int, deadline: Deadline) -> Ready | None:
+        """What the core's step or recv has answered, of these lanes; None when it must be waited for once more."""
+        slot, status, first = code & 0xFF, code >> 8 & 0xFF, code >> 16
+        if slot == native.MIXED_SLOTS:
+            slot = -1
+        if status or self._user_resets:
+            return self._received(ids, first, slot, status, deadline)
+        if self._replaces:
+            self._recovery.delivered(ids, slot)
+        return self._whole[slot] if slot >= 0 and ids is self.table.all_ids else Ready(ids, first, slot, {})
 
     def wait_next(self, need: int, deadline: Deadline, least: int | None = None) -> Ready:
-        """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done."""
+        """Wait for the next `need` lanes, by the pool's order; at the deadline `least` will do, if so many are done.
+
+        In one call of the core where nothing is out of the ordinary.
+        """
+        began_ns = None
+        if deadline is NEVER and least is None and not self._recovery.troubled:
+            ids = self.table.all_ids if need == self.table.count else np.empty(need, np.int64)
+            code = self._recv_at_once(need, ids)
+            ready = self._taken(ids, code, deadline) if code >= 0 else None
+            if ready is not None:
+                return ready
+            if code == native.COLLECT_TIMEOUT:
+                began_ns = self._look_around(code, deadline)
+        return self._wait_next(need, deadline, least, began_ns)
+
+    def _recv_at_once(self, need: int, ids: Ids) -> int:
+        """The core's short cut, as it says: first << 16 | status << 8 | slot, with the lanes in `ids`; or why not."""
+        if self._timeouts.seconds is not None:
+            self._collector.look_around(time.monotonic_ns())
+            if self._recovery.troubled:
+                return native.NOT_TAKEN
+        out = None if need == self.table.count else ids
+        code: int = self._core.recv(need, out, self._prompt, self._spin_ns, self._timeouts.patience_ns)
+        if code == native.IN_USE:
+            raise concurrent_use()
+        return code
+
+    def _wait_next(self, need: int, deadline: Deadline, least: int | None, began_ns: int | None) -> Ready:
+        """The same step by step: where something is wrong, where there is a deadline, or where fewer may do."""
         self._core.arrive()
         pending = self._busy.count
         if least is not None and least <= pending < need:
@@ -216,47 +262,15 @@ class Scheduler:
         if self._fifo and need < self.table.count and pending >= need:
             wanted = self._busy.in_order(self.pending)[:need]
         if need == self._window and pending >= need:
-            wanted = self._of_no_whole_window(least)
+            wanted = self._busy.part_of_window(self._window, least)
             need = need if wanted is None else len(wanted)
         try:
-            return self._wait(need, wanted, deadline)
+            return self._wait(need, wanted, deadline, began_ns)
         except StepTimeout:
-            done = self._done_in_order(need)
+            done = self._collector.done_in_order(need, self._fifo)
             if least is None or len(done) < least or deadline.left != 0.0:
                 raise
             return self._wait(len(done), done, deadline)
-
-    def _of_no_whole_window(self, least: int | None) -> Ids | None:
-        """The lanes to wait for where no window can become whole, as parts of several were sent to; None where one can.
-
-        Raises NothingPending unless `least` will do.
-        """
-        if self._busy.has_whole_window(self._window):
-            return None
-        pending = self.pending
-        counts = np.bincount(pending // self._window)
-        if (most := int(counts.max())) == self._window:
-            return None
-        if least is None or most < least:
-            raise NothingPending(
-                f"recv waits for {self._window} neighbours, and no such batch was sent to as a whole: send to the rest "
-                f"of one, or give min_batch; pending are {pending[:8].tolist()}"
-            )
-        found: Ids = pending[pending // self._window == counts.argmax()]
-        return found
-
-    def _done_in_order(self, most: int) -> Ids:
-        """Lanes that can be received at once, first to last as they would be, at most so many."""
-        pending = self._busy.in_order(self.pending) if self._fifo else self.pending
-        answered = self.table.answered == self.table.requested
-        done = np.isin(pending, self._busy.posted_among(pending)) & answered[pending]
-        if self._groups.some:
-            done &= answered[self._groups.leader[pending]]
-        if self._fifo:
-            ahead = len(pending) if done.all() else int(np.argmin(done))
-            return pending[: min(ahead, most)]
-        found: Ids = pending[done]
-        return found[np.argsort(self.table.done_ns[found], kind="stable")[:most]]
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""

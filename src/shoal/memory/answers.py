@@ -24,7 +24,7 @@ from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
 from shoal.support.checks import Ids
 
 FIELDS = ("reward", "terminated", "truncated", "began", "episode_return", "episode_length")
-
+MOST_RUNS = 256  # of neighbouring lanes, whose views are kept
 
 LEND_FROM = 128 << 10  # bytes of a whole frame; less is copied in no time
 LEND_FRAMES = 3  # one that is being written, the newest one, and the one before it, which most learners still hold
@@ -74,6 +74,13 @@ class Frames:
         if "present" in slab.layout.fields:
             self._fields["present"] = slab.array("present")
         self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
+        self._has_mask = "present" in self._fields
+        # The same with one row for each frame and lane, which is quicker to gather from.
+        self._rows = {name: field.reshape(-1) for name, field in self._fields.items()}
+        rows = frames * self._count
+        self._obs_rows: list[Any] = [None if a is None else a.reshape(rows, *a.shape[2:]) for a in self._obs]
+        self._frame_starts = np.arange(frames) * self._count
+        self._runs: dict[tuple[int, int, int], tuple[Any, ...]] = {}  # views, by slot, first lane and length
         self._objects: list[list[Any]] = [[None] * self._count for _ in self._leaves]
         self._all_ids, self._mask = np.arange(self._count), np.ones(self._count, np.bool_)
         self._all_ids.flags.writeable = self._mask.flags.writeable = copy
@@ -91,25 +98,57 @@ class Frames:
 
     def batch(self, ready: Ready) -> Batch:
         """All fields of the lanes."""
-        take = self.take
-        mask = take(ready, "present") if "present" in self._fields else self._mask[: len(ready.ids)]
-        ids = self._all_ids if len(ready.ids) == self._count else ready.ids
-        if self._copy:
-            ids, mask = ids.copy(), mask.copy()
-        found = Batch(
-            self.take_obs(ready), take(ready, "reward"), take(ready, "terminated"), take(ready, "truncated"),
-            dict(ready.infos) if type(ready.infos) is dict else ready.infos, ids, mask,
-            take(ready, "began"), take(ready, "episode_return"), take(ready, "episode_length"),
-        )  # fmt: skip
+        ids = ready.ids
+        if len(ids) == self._count:
+            ids = self._all_ids.copy() if self._copy else self._all_ids
+        obs, reward, terminated, truncated, mask, began, total, length = self._columns(ready)
+        infos = dict(ready.infos) if type(ready.infos) is dict else ready.infos
+        # A NamedTuple's own constructor takes three times as long.
+        found: Batch = tuple.__new__(
+            Batch,
+            (obs, reward, terminated, truncated, infos, ids, mask, began, total, length),
+        )
         self.handed()
         return found
+
+    def _columns(self, ready: Ready) -> Sequence[Any]:
+        """The arrays of a batch: observations, reward, flags, mask, began, and the episode's return and length."""
+        ids, first, slot, _ = ready
+        if slot < 0:
+            places = self._places(ids)
+            fields = [rows[places] for rows in self._rows.values()]
+            mask = fields[6] if self._has_mask else self._mask[: len(ids)]
+            return self._gather_obs(ids, places), *fields[:3], mask.copy() if self._copy else mask, *fields[3:6]
+        views = self._runs.get((slot, first, len(ids)))
+        if views is None:
+            views = self._view_run(slot, first, len(ids))
+        if self._copy:
+            return self.take_obs(ready), *[view.copy() for view in views[1:]]
+        return views if self._one_array else (self.take_obs(ready), *views[1:])
+
+    def _view_run(self, slot: int, first: int, count: int) -> tuple[Any, ...]:
+        """The columns of a run of lanes in one frame, as views. They are kept, as making them takes long."""
+        whole, run = count == self._count, slice(first, first + count)
+        fields = [field if whole else field[run] for field in self._frame_fields[slot].values()]
+        obs = self._frame_obs[slot] if self._one_array else None
+        mask = fields[6] if self._has_mask else self._mask[:count]
+        views = (obs if whole or obs is None else obs[run], *fields[:3], mask, *fields[3:6])
+        if len(self._runs) >= MOST_RUNS:
+            self._runs.clear()
+        self._runs[slot, first, count] = views
+        return views
+
+    def _places(self, ids: Ids) -> Ids:
+        """Where the last answers of lanes lie in arrays that have one row for each frame and lane."""
+        places: Ids = self._frame_starts.take(self._slot[ids])
+        places += ids
+        return places
 
     def take(self, ready: Ready, name: str) -> npt.NDArray[Any]:
         """One field of the lanes: a view where they are one run, else an array of its own."""
         ids, first, slot, _ = ready
         if slot < 0:
-            field: npt.NDArray[Any] = self._fields[name]
-            gathered: npt.NDArray[Any] = field[self._slot[ids], ids]
+            gathered: npt.NDArray[Any] = self._rows[name][self._places(ids)]
             return gathered
         view: npt.NDArray[Any] = self._frame_fields[slot][name]
         if len(ids) != self._count:
@@ -141,7 +180,18 @@ class Frames:
                 return self._lend(slot)
             if self._one_array:
                 return whole.copy()
-        values = [self._take_leaf(i, ready) for i in range(len(self._leaves))]
+        if slot < 0:
+            return self._gather_obs(ids, self._places(ids))
+        return assemble(self._space, [self._take_leaf(i, ready) for i in range(len(self._leaves))])
+
+    def _gather_obs(self, ids: Ids, places: Ids) -> Any:
+        """The observations of lanes that are no run in one frame: arrays of their own."""
+        if self._one_array:
+            return self._obs_rows[0].take(places, 0)
+        values = [
+            self._as_nested(leaf, [kept[lane] for lane in ids.tolist()] if rows is None else rows.take(places, 0))
+            for leaf, rows, kept in zip(self._leaves, self._obs_rows, self._objects, strict=True)
+        ]
         return assemble(self._space, values)
 
     def _lend(self, slot: int) -> Any:
@@ -165,18 +215,20 @@ class Frames:
         return [slot for slot, lent in enumerate(self._lent) if not lent and slot not in besides]
 
     def _take_leaf(self, index: int, ready: Ready) -> Any:
+        """One part of the observations of a run of lanes in one frame."""
         ids, first, slot, _ = ready
         array, leaf = self._obs[index], self._leaves[index]
         if array is None:
-            objects = self._objects[index]
-            return tuple(objects[lane] for lane in ids.tolist())
-        if slot < 0:
-            rows = array[self._slot[ids], ids]
-        else:
-            rows = array[slot, first : first + len(ids)]
-            if self._copy:
-                rows = rows.copy()
-        return tuple(rows.tolist()) if leaf.kind is Kind.TEXT else rows
+            return self._as_nested(leaf, [self._objects[index][lane] for lane in ids.tolist()])
+        rows = array[slot, first : first + len(ids)]
+        return self._as_nested(leaf, rows.copy() if self._copy else rows)
+
+    @staticmethod
+    def _as_nested(leaf: Leaf, rows: Any) -> Any:
+        """Some rows of a leaf as callers see them: an array, or a tuple of texts or objects."""
+        if leaf.kind is Kind.ARRAY:
+            return rows
+        return tuple(rows.tolist() if leaf.kind is Kind.TEXT else rows)
 
     def ended(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Bool [n]: where the lanes' last answers ended an episode."""

@@ -36,7 +36,8 @@ static Py_ssize_t bounds_scan(char kind, const Py_buffer *values, const Py_buffe
     return -2;
 }
 
-/* outside(kind, values, low, high) -> index of the first value out of bounds, -1: none, -2: type not supported */
+/* outside(kind, values, low, high) -> index of the first value out of bounds, -1: none, -2: the type is not supported, or
+ * the values do not lie where their type must */
 static PyObject *bounds_outside(PyObject *Py_UNUSED(module), PyObject *args) {
     int kind;
     PyObject *objects[3];
@@ -48,7 +49,8 @@ static PyObject *bounds_outside(PyObject *Py_UNUSED(module), PyObject *args) {
         int same = views[0].itemsize == views[1].itemsize && views[1].len == views[2].len &&
                    views[1].itemsize == views[2].itemsize;
         if (same && views[0].len == 0) result = -1;
-        else if (same && views[1].len > 0) result = bounds_scan((char)kind, &views[0], &views[1], &views[2]);
+        else if (same && views[1].len > 0 && (uintptr_t)views[0].buf % (uintptr_t)views[0].itemsize == 0)
+            result = bounds_scan((char)kind, &views[0], &views[1], &views[2]);
     }
     views_release(views, held);
     return held == 3 ? PyLong_FromSsize_t(result) : NULL;

@@ -9,14 +9,15 @@
 #ifndef SHOAL_LANES_WAIT_H
 #define SHOAL_LANES_WAIT_H
 
+#include "actions.h"
 #include "compat.h"
 #include "counters.h"
 #include "kernel.h"
-#include "leaf.h"
 
 #include <stdlib.h>
 
-typedef struct { int64_t done_ns, lane; } Candidate;
+/* `rank` says which come first: done_ns, or the place in the order of sends. */
+typedef struct { int64_t rank, lane; } Candidate;
 
 typedef struct {
     PyObject_HEAD
@@ -34,15 +35,17 @@ typedef struct {
     Spin spin;            /* what was decided for the caller; for the workers, see the field `waiting` */
     int slept;            /* whether the last wait has ended in a sleep */
     Candidate *candidates;
+    Candidate *ranked;    /* the candidates once more, to find the first of them */
+    uint8_t *marked;      /* lanes that were named in this send; all 0 elsewhere */
     uint8_t *touched;     /* workers to ring in this post */
     int64_t *last_lane;   /* of each worker; -1 for none */
     int whole;            /* whether the last request was to all lanes, and was not waited for yet */
     uint32_t whole_at;    /* the count of the pool's bell when all have answered it */
+    Py_buffer sent_at;    /* [lanes + 1]: each lane's place in the order of sends, and their number; len 0: any order */
+    int64_t *oldest;      /* the lanes that were sent to first, where `sent_at` is known */
     _Atomic int in_use;   /* 1 while a thread is inside: a second one is refused */
     PyObject *refusal;
-    int has_action;       /* whether actions are one array, described by: */
-    Leaf action;
-    Py_buffer low, high;  /* its bounds; len 0 for none */
+    Actions actions;
     int64_t *finished;    /* of each worker: when it was done with what was taken last, 0 for none of it */
     int taken;            /* whether what was taken last is still to be handed over */
     PyObject *kernel_object; /* steps all lanes at once; NULL where nothing does */
@@ -58,6 +61,13 @@ static void lanes_request(Lanes *self, int64_t lane, uint8_t op) {
     uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_relaxed);
     atomic_store_explicit(&self->at.requested[lane], sequence + 1, memory_order_release);
     self->touched[((const int32_t *)self->owner.buf)[lane]] = 1;
+}
+
+/* The lanes (NULL: all) are sent to, in this order. */
+static void lanes_note_order(Lanes *self, const int64_t *lane, int64_t count) {
+    if (self->sent_at.obj == NULL) return;
+    int64_t *sent_at = self->sent_at.buf, *sends = &sent_at[self->lanes];
+    for (int64_t i = 0; i < count; i++) sent_at[lane ? lane[i] : i] = (*sends)++;
 }
 
 /* The same for all lanes, none of which is busy. */
@@ -184,16 +194,42 @@ static int64_t lanes_scan(Lanes *self, const int64_t *wanted, int64_t wanted_cou
         int64_t lane = wanted ? wanted[i] : i;
         if (lanes_is_ready(self, lane)) {
             self->candidates[ready].lane = lane;
-            self->candidates[ready++].done_ns = self->at.done_ns[lane];
+            self->candidates[ready++].rank = self->at.done_ns[lane];
         }
     }
     return ready;
 }
 
-static int by_time(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
-    if (x->done_ns != y->done_ns) return x->done_ns < y->done_ns ? -1 : 1;
-    return x->lane < y->lane ? -1 : x->lane > y->lane;
+static inline int comes_before(const Candidate *a, const Candidate *b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->lane < b->lane;
+}
+
+/* Keeps of the candidates, which are ascending by lane, the first `need` by rank; they stay ascending. Finds the last of
+ * these by quickselect, with pivots at random, for which no order of lanes is a slow one. */
+static void lanes_keep_first(Lanes *self, int64_t count, int64_t need) {
+    Candidate *ranked = self->ranked;
+    int64_t low = 0, high = count - 1;
+    uint64_t random = 1;
+    memcpy(ranked, self->candidates, sizeof(Candidate) * (size_t)count);
+    while (low < high) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        Candidate pivot = ranked[low + (int64_t)((random >> 33) % (uint64_t)(high - low + 1))];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (comes_before(&ranked[i], &pivot)) i++;
+            while (comes_before(&pivot, &ranked[j])) j--;
+            if (i > j) break;
+            Candidate other = ranked[i];
+            ranked[i++] = ranked[j];
+            ranked[j--] = other;
+        }
+        if (need - 1 <= j) high = j;
+        else if (need - 1 >= i) low = i;
+        else break;
+    }
+    Candidate last = ranked[need - 1];
+    for (int64_t from = 0, to = 0; from < count; from++)
+        if (!comes_before(&last, &self->candidates[from])) self->candidates[to++] = self->candidates[from];
 }
 
 static int by_lane(const void *a, const void *b) {
@@ -208,7 +244,7 @@ static int64_t lanes_first_window(Lanes *self, int64_t ready, int64_t *missing) 
     for (int64_t i = 0, end; i < ready; i = end) {
         int64_t window = self->candidates[i].lane / self->window, done_ns = 0;
         for (end = i; end < ready && self->candidates[end].lane / self->window == window; end++)
-            if (self->candidates[end].done_ns > done_ns) done_ns = self->candidates[end].done_ns;
+            if (self->candidates[end].rank > done_ns) done_ns = self->candidates[end].rank;
         if (end - i > fullest) fullest = end - i;
         if (end - i == self->window && (best < 0 || done_ns < best_ns)) { best = i; best_ns = done_ns; }
     }
@@ -227,7 +263,34 @@ static int lanes_all_ready(Lanes *self) {
     return 1;
 }
 
-/* Waits until `need` lanes are ready; spins as was decided for all if `spin_ns` is negative. The count of ready lanes (>= need), or a CollectResult. */
+/* Whether so many can be waited for: they are pending, and a whole window of them is where windows are collected. */
+static int lanes_enough_pending(Lanes *self, int64_t need) {
+    const uint8_t *state = self->state.buf;
+    if (need == self->lanes) return memchr(state, LANE_IDLE, (size_t)self->lanes) == NULL;
+    if (self->window > 0 && need == self->window) {
+        for (int64_t lane = 0; lane + need <= self->lanes; lane += need)
+            if (memchr(state + lane, LANE_IDLE, (size_t)need) == NULL) return 1;
+        return 0;
+    }
+    int64_t pending = 0;
+    for (int64_t lane = 0; lane < self->lanes; lane++) pending += state[lane] == LANE_PENDING;
+    return pending >= need;
+}
+
+/* The `need` pending lanes that were sent to first, ascending. */
+static const int64_t *lanes_oldest(Lanes *self, int64_t need) {
+    const uint8_t *state = self->state.buf;
+    const int64_t *sent_at = self->sent_at.buf;
+    int64_t count = 0;
+    for (int64_t lane = 0; lane < self->lanes; lane++)
+        if (state[lane] == LANE_PENDING) self->candidates[count++] = (Candidate){sent_at[lane], lane};
+    if (count > need) lanes_keep_first(self, count, need);
+    for (int64_t i = 0; i < need; i++) self->oldest[i] = self->candidates[i].lane;
+    return self->oldest;
+}
+
+/* Waits until `need` lanes are ready; spins as was decided for all if `spin_ns` is negative. The count of ready lanes
+ * (>= need), or a CollectResult. */
 static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int64_t deadline, int64_t spin_ns) {
     Spin spin = spin_ns < 0 ? self->spin : (Spin){0, spin_ns};
     self->slept = 0;

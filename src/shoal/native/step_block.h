@@ -19,8 +19,9 @@
 
 #include <stdlib.h>
 
-/* What a Block holds of Python: a list of bound env.step, one for each lane; an array [lanes, ...] or callable(lane) of
- * actions; the callbacks. LEARN and PARTS are NULL where infos have no rows in the slab. */
+/* What a Block holds of Python: a list of bound env.step, one for each lane; the actions, which are an array [lanes], a
+ * list of the rows of its own lanes, or a callable(lane); the callbacks. LEARN and PARTS are NULL where infos have no
+ * rows in the slab. */
 enum { STEPS, ACTIONS, SPECIAL, FINISH, NOTE, STORE, FAILED, FLUSH, LEARN, PARTS, HELD };
 
 typedef struct {
@@ -84,7 +85,15 @@ static int block_init(Block *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
         Py_XINCREF(held[i]);
         self->held[i] = held[i];
     }
-    if ((self->copy_name = PyUnicode_FromString("copy")) == NULL) return -1;
+    if (self->action_kind == ACTION_ROW) { /* views that are made once */
+        PyObject *own = PySequence_GetSlice(actions, self->start, self->stop);
+        PyObject *rows = own ? PySequence_List(own) : NULL;
+        Py_XDECREF(own);
+        if (rows == NULL) return -1;
+        Py_DECREF(actions);
+        self->held[ACTIONS] = rows;
+    }
+    if ((self->copy_name = PyUnicode_FromString("__copy__")) == NULL) return -1; /* quicker than `copy` */
     if (PyList_Size(steps) != self->stop - self->start)
         return shoal_refuse(PyExc_ValueError, "one step function per lane is needed");
     if (PyObject_GetBuffer(slab, &self->slab, PyBUF_WRITABLE) < 0) return -1;
@@ -172,12 +181,10 @@ static PyObject *block_action(Block *self, int64_t lane) {
         Py_DECREF(number);
         return action;
     }
-    PyObject *row = PySequence_GetItem(self->held[ACTIONS], lane);
-    if (row == NULL || self->action_kind == ACTION_SCALAR) return row;
+    if (self->action_kind == ACTION_SCALAR) return PySequence_GetItem(self->held[ACTIONS], lane);
+    PyObject *row = PyList_GetItem(self->held[ACTIONS], lane - self->start);
     /* A copy: envs keep and change their actions, and the slab will hold the next one. */
-    PyObject *action = PyObject_CallMethodObjArgs(row, self->copy_name, NULL);
-    Py_DECREF(row);
-    return action;
+    return row ? PyObject_CallMethodObjArgs(row, self->copy_name, NULL) : NULL;
 }
 
 /* A flag as an env returns it: a bool of Python or NumPy, or anything that is true or false, but for a text, of which

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from shoal.native import layout
 from shoal.native.counters import MOST_LATE, POSTED_NS, flat
+from shoal.native.twin_actions import are_lanes, cast_actions
 from shoal.native.twin_block import Bell, Block, seconds_left
 from shoal.native.twin_spinning import learn, spin_for, try_way
 
@@ -95,6 +96,7 @@ class Lanes:
         self._action_is: tuple[Any, ...] = (self._action.dtype, ())
         self._bounds: tuple[Array, Array] | None = None
         self._number: Callable[[int], Any] | None = None
+        self._sent_at: Array | None = None
         self._zeros, self._pending = bytes(len(state)), bytes((layout.LANE_PENDING,)) * len(state)
         self._slots = [bytes((slot,)) * len(state) for slot in range(self._frames)]
         self._state_bytes, self._slot_bytes, self._op_bytes = flat(state), flat(self._slot), flat(self._op)
@@ -129,11 +131,17 @@ class Lanes:
             # NumPy's numbers, each made once, since that takes long, and nothing can change it; none for others.
             self._number = {n: dtype.type(n) for n in range(int(low), int(high) + 1)}.__getitem__
 
+    def use_order(self, sent_at: Array) -> None:
+        """Let `recv` take lanes as they were sent to: int64 [lanes + 1], each one's place, and how many sends."""
+        if len(sent_at) != len(self._state) + 1:
+            raise ValueError("sent_at needs one entry per lane, and one more")
+        self._sent_at = sent_at
+
     def use_kernel(self, kernel: Any) -> None:
         """For the C core's `step`."""
 
     def step(self, actions: Any, run: Callable[[], int] | None, spin_ns: int, patience_ns: int) -> int:
-        """Post and collect of all lanes in one call: slot | status << 8.
+        """Send and recv of all lanes in one call: status << 8 | slot.
 
         NOT_TAKEN, with nothing touched, where the caller does not step all lanes itself, where the actions need a
         second look, or where the lanes are not all idle in one frame: `post` and `collect` do it then.
@@ -142,7 +150,9 @@ class Lanes:
             return layout.IN_USE
         slots = self._slot_bytes.tobytes()
         idle = self._state_bytes.tobytes() == self._zeros and slots == self._slots[slots[0]]
-        chosen = self._chosen(actions) if idle and self._alone and not self._alarmed and run is not None else None
+        plain = idle and self._alone and not self._alarmed and run is not None
+        rows = self._read(actions, len(slots)) if plain else None
+        chosen = None if rows is None else self._chosen(rows)
         if chosen is None:
             return layout.NOT_TAKEN
         if not self._in_use.acquire(False):
@@ -150,7 +160,7 @@ class Lanes:
         late, began = self._late, time.monotonic_ns()
         slot: int = (slots[0] + 1) % self._frames
         late[layout.POOL_CALLER_NS] += began - self._since
-        self._action[...] = actions
+        self._action[...] = rows
         self._state_bytes[:] = self._pending
         if slot != slots[0]:
             self._slot_bytes[:] = self._slots[slot]
@@ -181,16 +191,72 @@ class Lanes:
         status: bytes = self._status_rows[slot].tobytes()
         return slot if status == self._zeros else slot | functools.reduce(operator.or_, set(status)) << 8
 
-    def _chosen(self, actions: Any) -> Any:
-        """The action of each env, the env's own; None where they are not exactly what the space says."""
-        if type(actions) is not np.ndarray or (actions.dtype, actions.shape) != self._action_is:
-            return None
+    def _read(self, actions: Any, count: int) -> Array | None:
+        """So many actions in the space's own type; None where they need a second look."""
+        dtype, whole = self._action_is
+        shape = (count, *whole[1:])
+        if type(actions) is np.ndarray and actions.dtype == dtype and actions.shape == shape:
+            return actions
+        return cast_actions(actions, dtype, shape) if whole else None
+
+    def _chosen(self, actions: Array) -> Any:
+        """The action of each env, the env's own; None where one is out of bounds."""
         if self._number is not None:
             try:
                 return [*map(self._number, actions.tolist())]
             except KeyError:
                 return None
         return actions.copy() if self._bounds is None or outside("", actions, *self._bounds) == -1 else None
+
+    def send(self, actions: Any, ids: Any) -> int:
+        """Ask lanes (None: all) for a step: POST_OK.
+
+        NOT_TAKEN, with nothing touched, where anything needs a second look: the ids, what the lanes are doing, the
+        actions. Lanes of one group must be named together and in order.
+        """
+        if self._in_use.locked():
+            return layout.IN_USE
+        self.arrive()
+        if ids is not None and not are_lanes(ids, len(self._state), self._leader):
+            return layout.NOT_TAKEN
+        lanes: Any = slice(None) if ids is None else ids
+        rows = self._read(actions, len(self._state) if ids is None else len(ids))
+        if rows is None or self._state[lanes].any():
+            return layout.NOT_TAKEN
+        if self._bounds is not None and outside("", rows, *self._bounds) != -1:
+            return layout.NOT_TAKEN
+        self._action[lanes] = rows
+        if self._sent_at is not None:
+            sends = int(self._sent_at[-1])
+            self._sent_at[:-1][lanes] = np.arange(sends, sends + len(rows))
+            self._sent_at[-1] = sends + len(rows)
+        return self.post(ids, layout.OP_STEP)
+
+    def recv(self, need: int, out: Array | None, run: Callable[[], int] | None, spin_ns: int, patience_ns: int) -> int:
+        """Collect the next `need` lanes, in the pool's order, write their ids, ascending, to `out` (None: all lanes).
+
+        Returns:
+            first << 16 | status << 8 | slot, with MIXED_SLOTS unless they are one run from `first` on in one frame; or
+            what `collect` gives in place of a count, COLLECT_TIMEOUT after `patience_ns` (-1: never); NOT_TAKEN, with
+            nothing touched, where fewer are pending, or no whole window where these are collected.
+        """
+        if self._in_use.locked():
+            return layout.IN_USE
+        self.arrive()
+        pending = np.flatnonzero(self._state)
+        if self._window and need == self._window:
+            enough = bool(self._state.reshape(-1, need).all(axis=1).any())
+        else:
+            enough = len(pending) >= need
+        if not enough:
+            return layout.NOT_TAKEN
+        wanted = None
+        if self._sent_at is not None and need < len(self._state):
+            wanted = np.sort(pending[np.argsort(self._sent_at[pending], kind="stable")[:need]])
+        deadline = -1 if patience_ns < 0 else time.monotonic_ns() + patience_ns
+        ids = np.empty(need, np.int64) if out is None else out
+        count, first, slot, status = self.collect(need, wanted, deadline, spin_ns, ids, run)
+        return count if count < 0 else (layout.MIXED_SLOTS if slot < 0 else slot) | status << 8 | first << 16
 
     def post(self, ids: Array | None, op: int) -> int:
         """Ask lanes (None: all) for an operation. layout.POST_BUSY_LANE, with nothing touched, if one was not idle."""
