@@ -136,30 +136,44 @@ def pool_run(pool: shoal.Pool) -> Run:
     rng = np.random.default_rng(0)
     actions = [rng.integers(0, 2, pool.num_envs) for _ in range(64)]
 
+    def step_all(turn: int) -> None:
+        pool.step(actions[turn % 64])
+
+    def step_parts(turn: int) -> None:
+        batch = pool.recv()
+        pool.send(actions[turn % 64][: pool.batch_size], batch.env_id)
+
     def run(seconds: float) -> float:
-        steps, began = 0, time.perf_counter()
-        until = began + seconds / 5
+        turns, step = 0, step_all if pool.batch_size == pool.num_envs else step_parts
+        if step is step_parts and not len(pool.pending):
+            pool.send(actions[0])
+        until = time.perf_counter() + seconds / 5
         while time.perf_counter() < until:  # it was idle while others ran
-            pool.step(actions[0])
+            step(0)
         began = time.perf_counter()
         while (now := time.perf_counter()) - began < seconds:
             for at in range(4):
-                pool.step(actions[(steps + at) % 64])
-            steps += 4
-        return steps * pool.num_envs / (now - began)
+                step(turns + at)
+            turns += 4
+        return turns * pool.batch_size / (now - began)
 
     return run
 
 
-def names_of(cores: int, quick: bool) -> list[tuple[str, int, str]]:
-    """(backend, workers, spin) of all contenders but auto's choice."""
+def plans_of(cores: int, num_envs: int, quick: bool) -> dict[str, shoal.Plan]:
+    """All contenders but auto's choice: backends, workers, spins, and batches of a part of the envs."""
     fewer = sorted({cores, max(1, cores - 1), max(1, cores * 3 // 4), *([] if quick else [max(1, cores // 2)])})
-    names = []
+    plans = {}
     for backend in ("processes", "hybrid"):
         for workers in fewer:
-            every = workers == cores or not quick
-            names += [(backend, workers, spin) for spin in (SPINS if every else ["usual"])]
-    return names
+            for spin in SPINS if workers == cores or not quick else ["usual"]:
+                plans[f"{backend} {workers}, spin {spin}"] = shoal.Plan(backend, workers, "", spin=SPINS[spin])
+    for workers in (cores, max(1, cores - 1)):
+        for part in (2, 4):
+            plan = shoal.Plan("processes", workers, "", batch_size=max(1, num_envs // part))
+            plans[f"processes {workers}, batches of 1/{part}"] = plan
+    plans[f"hybrid {cores}, batches of 1/2"] = shoal.Plan("hybrid", cores, "", batch_size=max(1, num_envs // 2))
+    return plans
 
 
 def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float) -> dict[str, Any]:
@@ -169,11 +183,7 @@ def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float)
         loops = Loops(make, options.cores)
         stack.callback(loops.close)
         pools: dict[str, shoal.Pool] = {}
-        plans = {
-            f"{b} {w}, spin {s}": shoal.Plan(b, w, "", spin=SPINS[s])
-            for b, w, s in names_of(options.cores, options.quick)
-        }
-        for name, plan in plans.items():
+        for name, plan in plans_of(options.cores, num_envs, options.quick).items():
             pools[name] = stack.enter_context(shoal.Pool(make, num_envs, plan=plan))
         chosen = stack.enter_context(shoal.Pool(make, num_envs))
         pools[f"auto: {chosen.plan.backend} {chosen.plan.num_workers}"] = chosen

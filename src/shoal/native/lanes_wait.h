@@ -113,8 +113,10 @@ static void lanes_decide(Lanes *self) {
         idle.usual_ns /= known;
         idle.spread_ns /= known;
     }
-    Spin none = {0, 0}, workers = spin_for(idle, self->workers_spin, self->wake_ns, self->parties, self->cores);
-    Spin caller = spin_for(self->wait, self->caller_spins, self->wake_ns, self->parties, self->cores);
+    Spin none = {0, 0}, caller = spin_for(self->wait, self->caller_spins, self->wake_ns, self->parties, self->cores);
+    /* Where there is a worker for each core, a caller that sleeps leaves all cores to them. */
+    int64_t awake = self->parties == self->cores + 1 && caller.spin_ns == 0 ? self->cores : self->parties;
+    Spin workers = spin_for(idle, self->workers_spin, self->wake_ns, awake, self->cores);
     self->workers_spin = workers.rest_ns == 0 && workers.spin_ns > 0;
     self->caller_spins = caller.rest_ns == 0 && caller.spin_ns > 0;
     int asleep = self->trials.way == 1;
