@@ -162,6 +162,7 @@ static inline int member_wait(Member *me, int64_t deadline, int64_t spin_ns, int
         int64_t now = now_ns(), awake = atomic_load(&me->waiting->awake_ns);
         int64_t until = (spin.rest_ns > 0 ? start : now) + spin.spin_ns;
         if (result == BELL_AWAKE || until < awake) until = awake;
+        if (deadline >= 0 && until > deadline) until = deadline;
         *slept = 0;
         if (until > now && (result = member_spin(me, until)) != BELL_TIMEOUT) break;
         *slept = 1;
