@@ -273,6 +273,7 @@ BASES = {
     "ConcurrentUse": RuntimeError,
     "CannotSnapshot": TypeError,
     "SlowCoreWarning": RuntimeWarning,
+    "SlowPoolWarning": RuntimeWarning,
     "SlowEnvWarning": RuntimeWarning,
 }
 

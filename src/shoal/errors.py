@@ -4,7 +4,8 @@ Making a pool:   BadEnv, SpaceMismatch, StartError
 Using a pool:    BadAction, BadCall, CallPending, NothingPending, ResetNeeded, PoolClosed, WrongProcess, ConcurrentUse
 Faults of envs:  EnvError, BadObservation, WorkerDied, StepTimeout, CannotSnapshot
 Files:           DataError (a file cannot be used), BadSnapshot (that of a snapshot)
-Warnings:        SlowEnvWarning (a wait without a limit has taken ten seconds), SlowCoreWarning (the C core is missing)
+Warnings:        SlowEnvWarning (a wait without a limit has taken ten seconds), SlowCoreWarning (the C core is missing),
+                SlowPoolWarning (one env after the other would be faster)
 
 Many are also instances of the built-in type that fits (ValueError, TypeError, RuntimeError, TimeoutError), and an
 EnvError is one of the env's own exception type. A message says what happened, in which env, what was expected, what was
@@ -23,7 +24,8 @@ import gymnasium.error
 __all__ = [
     "BadAction", "BadCall", "BadEnv", "BadObservation", "BadSnapshot", "CallPending", "CannotSnapshot",
     "ConcurrentUse", "DataError", "EnvError", "NothingPending", "PoolClosed", "ResetNeeded", "ShoalError",
-    "SlowCoreWarning", "SlowEnvWarning", "SpaceMismatch", "StartError", "StepTimeout", "WorkerDied", "WrongProcess",
+    "SlowCoreWarning", "SlowEnvWarning", "SlowPoolWarning", "SpaceMismatch", "StartError", "StepTimeout", "WorkerDied",
+    "WrongProcess",
 ]  # fmt: skip
 
 
@@ -128,6 +130,10 @@ class SlowEnvWarning(RuntimeWarning):
 
 class SlowCoreWarning(RuntimeWarning):
     """Shoal's C core is missing, so that its slower Python twin runs. `shoal.native.MISSING` says why."""
+
+
+class SlowPoolWarning(RuntimeWarning):
+    """The pool has measured that its workers cost more than they gain. Its text says what would be faster."""
 
 
 class BadAction(ShoalError, ValueError):

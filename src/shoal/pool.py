@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from shoal.engine.collector import concurrent_use
 from shoal.engine.env_commands import EnvCommands
 from shoal.errors import ConcurrentUse, EnvError, PoolClosed, ShoalError, SlowEnvWarning
 from shoal.memory.answers import Ready
+from shoal.observe.review import Review
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
 from shoal.rollout import roll_out
@@ -81,6 +83,9 @@ class Pool(EnvCommands):
         self.observation_space, self.action_space = self.specs.observation_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
         self.step_timeout = self.options.step_timeout
+        if not (self.options.isolate or self.options.survives_envs):
+            blocks = [list(worker.env_ids) for worker in self._workers]
+            Review(self.data, partial(PoolStats.read, self._slab, self.plan.backend, self.batch_size, blocks))
         open_pools.add(self, last=self._workers.backend.closes_last)
 
     # ---- what it is ------------------------------------------------------------------------------------------

@@ -296,6 +296,16 @@ def test_where_the_cores_do_not_suffice_nothing_spins(native: str) -> None:
     assert spin[layout.WAITING_SPIN_NS] == 0
 
 
+def test_a_deadline_ends_a_spin(native: str) -> None:
+    rig = Rig(native, lanes=1)
+    rig.lanes.post(None, layout.OP_STEP)
+    assert rig.lanes.collect(1, None, 0, 10**11, rig.out, None)[0] == layout.COLLECT_TIMEOUT
+    assert rig.lanes.collect(1, None, time.monotonic_ns() + MS, 10**11, rig.out, None)[0] == layout.COLLECT_TIMEOUT
+    assert rig.block.wait(soon(), 0) is True
+    rig.lanes.prepare(10**11)
+    assert rig.block.wait(time.monotonic_ns() + MS, 10**11) is False
+
+
 @pytest.mark.parametrize("spin_ns", [-1, 0, 100_000])
 def test_no_wake_up_is_lost(kind: str, spin_ns: int) -> None:
     """Many short waits with random delays on both sides; a lost wake-up would be a wait for ever."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from shoal.errors import SlowPoolWarning
 from shoal.native import counters as c
 from shoal.observe import diagnosis as words
+from shoal.observe.review import REVIEWED, WARM_UP, Review
 from shoal.observe.stats import Counts, PoolStats, quantile
 from shoal.observe.words import duration
 
@@ -30,6 +34,8 @@ def made(
     step_ms: Any = 0.1,
     slow: dict[int, float] | None = None,
     wakes: float = 0.0,
+    sleeps: float = 0.0,
+    busy: float | None = None,
 ) -> PoolStats:
     """Ten seconds of a pool: fractions of them, `step_ms` for each step (a list: in turn), `slow` for some envs."""
     total, lanes = 10 * SECOND, sum(blocks)
@@ -40,10 +46,11 @@ def made(
     ):  # fmt: skip
         pool[place] = share * total
     pool[c.POOL_BATCHES] = batches
-    workers = np.zeros((len(blocks), 8), np.int64)
+    workers = np.zeros((len(blocks), c.STAT_WIDTH), np.int64)
     workers[:, c.STAT_STEPS] = np.array(blocks) * batches
     workers[:, c.STAT_PASSES] = batches
-    workers[:, c.STAT_BUSY_NS] = (wait - stragglers - waking) * total
+    workers[:, c.STAT_BUSY_NS] = (wait - stragglers - waking if busy is None else busy) * total
+    workers[:, c.STAT_SLEEPS] = sleeps * batches
     workers[:, c.STAT_RESET_NS] = resets * workers[:, c.STAT_BUSY_NS]
     workers[:, c.STAT_WAKE_NS] = wakes * total
     times = np.zeros((len(blocks), c.TIME_BUCKETS), np.int64)
@@ -152,6 +159,81 @@ def test_the_verdict_names_what_matters_most(figures: dict[str, Any], says: list
     for part in says:
         assert part in verdict
     assert "\n" not in verdict
+
+
+def on_cores(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int = 0) -> None:
+    monkeypatch.setattr(words, "usable_cores", lambda: cores)
+    monkeypatch.setattr(words, "torch_threads", lambda: threads)
+
+
+SIXTEEN = {"blocks": (4,) * 16, "backend": "hybrid"}
+
+
+@pytest.mark.parametrize(
+    ("threads", "figures", "says"),
+    [
+        # Other programs: fewer workers leave them room.
+        (0, {**SIXTEEN, "stragglers": 0.3}, ["something else using the cores?; num_workers=12 leaves it room"]),
+        (0, {**SIXTEEN, "waking": 0.3, "wakes": 0.1}, ["takes 1.0 ms to wake up", "num_workers=12 leaves it room"]),
+        # More workers than cores.
+        (0, {"blocks": (4,) * 20, "waking": 0.3}, ["20 workers share 16 cores: use fewer workers"]),
+        # Twelve of sixteen may be just right.
+        (0, {"blocks": (4,) * 12}, ["faster envs or more cores will help"]),
+        (0, {"blocks": (4,) * 8}, ["on 8 of 16 cores: use num_workers=16"]),
+        # The learner's threads.
+        (16, {**SIXTEEN, "wait": 0.7, "stragglers": 0.3, "caller": 0.2}, ["torch's 16 threads and 16 workers share"]),
+        (16, {**SIXTEEN, "wait": 0.7, "waking": 0.3, "caller": 0.2}, ["use torch.set_num_threads(1), or fewer"]),
+        (4, {"blocks": (4,) * 12, "wait": 0.7, "waking": 0.3, "caller": 0.2}, ["before it sleeps again"]),
+        (16, {**SIXTEEN, "stragglers": 0.3}, ["something else using the cores?"]),  # it does not compute at all
+        # Workers that sleep while the caller computes.
+        (0, {**SIXTEEN, "wait": 0.4, "waking": 0.15, "caller": 0.6, "sleeps": 1.0},
+         ["waking takes 15%", "workers sleep while the caller is away for 6.0 ms: call pool.prepare()"]),
+        (0, {**SIXTEEN, "wait": 0.4, "waking": 0.15, "caller": 0.6}, ["the caller's own work takes 60%"]),
+        # Envs that are too cheap for workers.
+        (0, {**SIXTEEN, "wait": 0.9, "waking": 0.6, "busy": 0.02},
+         ["waits 9.0 ms for each batch, whose steps take 3.2 ms in all", 'backend="serial" would be faster']),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_many_cores(
+    monkeypatch: pytest.MonkeyPatch, threads: int, figures: dict[str, Any], says: list[str]
+) -> None:
+    on_cores(monkeypatch, 16, threads)
+    verdict = made(**figures).verdict
+    for part in says:
+        assert part in verdict
+
+
+@pytest.mark.parametrize(
+    "figures", [{"backend": "serial"}, {"backend": "ray"}, {"batch_size": 6}, {"busy": 0.4}, {"wait": 0.1}]
+)
+def test_where_serial_would_not_be_faster_that_is_not_said(figures: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"wait": 0.9, "busy": 0.1}
+    assert "would be faster" in made(**given).verdict
+    assert "would be faster" not in made(**{**given, **figures}).verdict
+
+
+class Frames:
+    """What a review is part of."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def handed(self) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("busy", [0.1, 0.8])
+def test_a_pool_that_is_slower_than_serial_says_so_once(busy: float) -> None:
+    earlier, later = replace(made(wait=0.0, busy=0.0, batches=0), seconds=1e-3), made(wait=0.9, busy=busy)
+    frames, figures = Frames(), iter([earlier, later])
+    Review(frames, lambda: next(figures))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2 * (WARM_UP + REVIEWED)):
+            frames.handed()
+    assert frames.count == 2 * (WARM_UP + REVIEWED)
+    assert [w.category for w in caught] == [SlowPoolWarning] * (busy == 0.1)
+    assert frames.handed.__func__ is Frames.handed
 
 
 def test_an_env_that_is_slower_by_next_to_nothing_is_not_blamed() -> None:

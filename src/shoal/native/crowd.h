@@ -127,8 +127,8 @@ static inline int member_sleep(Member *me, int64_t deadline) {
         uint32_t count = atomic_load(&me->crowd->count);
         if (member_rung(me)) break;
         int64_t now = now_ns(), left = deadline - now;
-        if (atomic_load(&me->waiting->awake_ns) > now) { result = BELL_AWAKE; break; }
         if (deadline >= 0 && left <= 0) { result = BELL_TIMEOUT; break; }
+        if (atomic_load(&me->waiting->awake_ns) > now) { result = BELL_AWAKE; break; }
         struct timespec until;
         int64_t nap = now + (deadline >= 0 && left < NAP_NS ? left : NAP_NS);
         until.tv_sec = nap / 1000000000;
@@ -162,6 +162,7 @@ static inline int member_wait(Member *me, int64_t deadline, int64_t spin_ns, int
         int64_t now = now_ns(), awake = atomic_load(&me->waiting->awake_ns);
         int64_t until = (spin.rest_ns > 0 ? start : now) + spin.spin_ns;
         if (result == BELL_AWAKE || until < awake) until = awake;
+        if (deadline >= 0 && until > deadline) until = deadline;
         *slept = 0;
         if (until > now && (result = member_spin(me, until)) != BELL_TIMEOUT) break;
         *slept = 1;

@@ -130,7 +130,8 @@ static inline int bell_wait(Bell *bell, uint32_t target, uint32_t alarm, int64_t
         now += spin.rest_ns;
     }
     if (spin.spin_ns > 0) {
-        int result = bell_spin(bell, target, alarm, now + spin.spin_ns);
+        int64_t until = now + spin.spin_ns;
+        int result = bell_spin(bell, target, alarm, deadline < 0 || until < deadline ? until : deadline);
         if (result != BELL_TIMEOUT) return result;
     }
     *slept = 1;

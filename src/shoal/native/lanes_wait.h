@@ -300,7 +300,10 @@ static int64_t lanes_wait(Lanes *self, int64_t need, const int64_t *wanted, int6
         uint32_t count = atomic_load(&self->at.pool_bell->count);
         uint32_t alarm = atomic_load(&self->at.pool_bell->alarm);
         /* The alarm first: while other lanes are ready again and again, the loss of a worker must still be reported. */
-        if (alarm != self->alarm_seen) return COLLECT_ALARM;
+        if (alarm != self->alarm_seen) {
+            self->whole = 0; /* the bell of a worker that is gone will not ring */
+            return COLLECT_ALARM;
+        }
         if (need == self->lanes && lanes_all_ready(self)) return need;
         int windowed = wanted == NULL && self->window > 0 && need == self->window;
         uint32_t target = self->whole_at;

@@ -65,6 +65,7 @@ static inline Spin spin_for(Estimate wait, int spins, int64_t wake_ns, int64_t p
 
 #define WINDOW_BATCHES 32     /* batches, at least, from which it is told how fast they are */
 #define WINDOW_NS 10000000    /* and their time, at least */
+#define SLOW_WINDOW_NS 40000000 /* after this time a quarter of them will do */
 #define FIRST_PATIENCE 4      /* windows until the other way is tried, at first, and at most */
 #define MOST_PATIENCE 512
 #define HOPELESS 4            /* a trial ends early if its batches take so many times as long as those before */
@@ -82,8 +83,9 @@ static inline int trials_add(Trials *self, int64_t ns) {
     self->batches++;
     self->ns += ns;
     int64_t before = self->cost[!self->way];
-    int hopeless = self->trying && self->batches >= WINDOW_BATCHES / 4 && self->ns / self->batches > HOPELESS * before;
-    if (!hopeless && (self->batches < WINDOW_BATCHES || self->ns < WINDOW_NS)) return 0;
+    int some = self->batches >= WINDOW_BATCHES / 4;
+    int early = some && (self->ns >= SLOW_WINDOW_NS || (self->trying && self->ns / self->batches > HOPELESS * before));
+    if (!early && (self->batches < WINDOW_BATCHES || self->ns < WINDOW_NS)) return 0;
     int64_t mean = self->ns / self->batches, *cost = &self->cost[self->way];
     *cost = self->trying || *cost == 0 ? mean : *cost + (mean - *cost) / 4;
     self->batches = self->ns = 0;
@@ -92,7 +94,7 @@ static inline int trials_add(Trials *self, int64_t ns) {
         self->trying = self->windows = 0;
         self->patience = better ? FIRST_PATIENCE : within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
         if (!better) self->way = !self->way;
-    } else if (++self->windows > within(self->patience, FIRST_PATIENCE, MOST_PATIENCE)) {
+    } else if (before == 0 || ++self->windows > within(self->patience, FIRST_PATIENCE, MOST_PATIENCE)) {
         self->trying = 1;
         self->way = !self->way;
     }

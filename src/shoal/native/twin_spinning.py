@@ -13,7 +13,7 @@ USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS = 15_000, 5_000, 50_000
 FEW_WAKES = 8
 LONGEST_SPUN_NS, HOLD_NS, CROWDED_HOLD_NS = 1_000_000, 2_000_000, 300_000
 TIMER_NS = 60_000
-WINDOW_BATCHES, WINDOW_NS = 32, 10_000_000
+WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 10_000_000, 40_000_000
 FIRST_PATIENCE, MOST_PATIENCE = 4, 512
 HOPELESS = 4
 
@@ -60,8 +60,9 @@ def try_way(trials: Trials, ns: int) -> Trials:
     """
     way, trying, *costs, windows, patience, batches, total = trials
     batches, total, before = batches + 1, total + ns, costs[1 - way]
-    hopeless = trying and batches >= WINDOW_BATCHES // 4 and total // batches > HOPELESS * before
-    if not hopeless and (batches < WINDOW_BATCHES or total < WINDOW_NS):
+    some = batches >= WINDOW_BATCHES // 4
+    early = some and (total >= SLOW_WINDOW_NS or (trying and total // batches > HOPELESS * before))
+    if not early and (batches < WINDOW_BATCHES or total < WINDOW_NS):
         return way, trying, costs[0], costs[1], windows, patience, batches, total
     mean = total // batches
     costs[way] = mean if trying or not costs[way] else costs[way] + _quotient(mean - costs[way], 4)
@@ -70,8 +71,8 @@ def try_way(trials: Trials, ns: int) -> Trials:
         patience = FIRST_PATIENCE if better else min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
         way, trying, windows = way if better else 1 - way, 0, 0
     else:
-        windows += 1
-        if windows > min(max(patience, FIRST_PATIENCE), MOST_PATIENCE):
+        windows += before != 0
+        if before == 0 or windows > min(max(patience, FIRST_PATIENCE), MOST_PATIENCE):
             way, trying = 1 - way, 1
     return way, trying, costs[0], costs[1], windows, patience, 0, 0
 

@@ -216,6 +216,17 @@ class PoolStats:
         return [min(1.0, float(ns) * NS / self.seconds) for ns in self.counts.workers[:, c.STAT_BUSY_NS]]
 
     @property
+    def waits(self) -> float:
+        """The seconds in which the caller waited for answers, or stepped envs itself."""
+        return float(self.counts.pool[c.POOL_WAIT_NS]) * NS
+
+    @property
+    def sleeping(self) -> float:
+        """The fraction of the workers' waits for requests that ended in a sleep, from which they had to be woken."""
+        sleeps, passes = (int(self.counts.workers[:, i].sum()) for i in (c.STAT_SLEEPS, c.STAT_PASSES))
+        return min(1.0, sleeps / max(1, passes))
+
+    @property
     def workers(self) -> list[WorkerStats]:
         """The figures of each worker."""
         rows = zip(self.blocks, self.counts.workers, self.counts.step_times, self.busy, strict=True)
@@ -285,7 +296,7 @@ class PoolStats:
             "seconds": self.seconds, "steps": self.steps, "steps_per_second": self.steps_per_second,
             "batches": self.batches, "episodes": self.episodes, "ended_episodes": self.ended_episodes,
             "mean_return": self.mean_return, "mean_length": self.mean_length, "restarts": self.restarts,
-            "shares": dict(vars(self.shares)), "median": self.median, "p99": self.p99,
+            "shares": dict(vars(self.shares)), "sleeping": self.sleeping, "median": self.median, "p99": self.p99,
             "workers": [dict(vars(worker)) for worker in self.workers],
             "slowest_env": None if slowest is None else dict(vars(slowest)),
             "verdict": self.verdict,

@@ -19,20 +19,21 @@ def usable_cores() -> int:
 
 
 def cores_beside(learner_threads: int | None) -> int:
-    """Cores that are left for envs beside a learner of so many threads; None for those that torch was told to use."""
-    cores = usable_cores()
-    threads = _torch_threads(cores) if learner_threads is None else learner_threads
+    """Cores that are left for envs beside a learner of so many threads; None for those that torch was told to use.
+
+    By default torch may use all cores. That says nothing of what the learner needs: small policies run in one thread.
+    """
+    cores, threads = usable_cores(), learner_threads
+    if threads is None:
+        threads = torch_threads()
+        threads = threads if 1 < threads < cores else 0
     return max(1, cores - threads)
 
 
-def _torch_threads(cores: int) -> int:
-    """How many threads torch was told to use; 0 where it was not loaded, or takes all cores, as it does by default.
-
-    The default says nothing of what the learner needs: small policies run in one thread, whatever torch may use.
-    """
+def torch_threads() -> int:
+    """How many threads torch may use; 0 where it was not loaded."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
-    threads = int(count()) if callable(count) else 0
-    return threads if 1 < threads < cores else 0
+    return int(count()) if callable(count) else 0
 
 
 def affinity_cores() -> int:
