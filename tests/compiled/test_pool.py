@@ -49,6 +49,29 @@ def test_without_numba() -> None:
         shoal.Pool(CartPole, 2, backend="serial").close()
 
 
+@pytest.mark.parametrize("env", [CartPole, Sized])
+def test_actions_of_another_type_are_cast_for_the_kernel(env: Any) -> None:
+    """By step, which goes straight to it, and by send and recv."""
+    kinds = ["i8", "i4", "u1"] if env is CartPole else ["f4", "f8", "i1"]
+    with shoal.Pool(env, 40, backend="compiled") as ours, shoal.Pool(env, 40, backend="serial") as plain:
+        ours.reset(seed=0)
+        plain.reset(seed=0)
+        rng = np.random.default_rng(0)
+        for turn in range(30):
+            actions = rng.integers(0, 2, 80).astype(kinds[turn % 3])[::2]
+            expected = plain.step(actions.astype(plain.single_action_space.dtype))
+            if turn % 2:
+                ours.send(actions if turn % 3 else actions.tolist(), np.arange(40))
+            found = ours.recv() if turn % 2 else ours.step(actions)
+            np.testing.assert_array_equal(found.obs, expected.obs)
+            np.testing.assert_array_equal(found.reward, expected.reward)
+        wrong = np.full(40, 2, kinds[1])
+        for refused in (ours.step, ours.send):
+            with pytest.raises(shoal.BadAction, match="env 0"):
+                refused(wrong)
+        assert not len(ours.pending)
+
+
 @pytest.mark.parametrize("backend", ["serial", "threads", "processes", "hybrid", "compiled"])
 def test_params_can_be_got_and_set_while_it_runs(backend: Any) -> None:
     with shoal.Pool(CartPole, 3, backend=backend, num_workers=2) as pool:

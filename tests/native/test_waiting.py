@@ -65,7 +65,7 @@ def native() -> str:
         (2 * LONGEST_SPUN_NS + 1, True, 0, 16, 16, SLEEP),
         (FEW_WAKES * USUAL_WAKE_NS, False, 0, 17, 16, (0, CROWDED_HOLD_NS)),
         (FEW_WAKES * USUAL_WAKE_NS + 1, False, 0, 17, 16, SLEEP),
-        (300 * US, False, 50 * US, 17, 16, (0, CROWDED_HOLD_NS)),  # wake-ups are dear here
+        (300 * US, False, 50 * US, 17, 16, (0, FEW_WAKES * 50 * US)),  # wake-ups are dear here
         (300 * US, False, 5 * US, 17, 16, SLEEP),
         (1 * US, True, 50 * US, 33, 16, SLEEP),  # far more workers than cores
         (1 * US, True, 0, 3, 1, SLEEP),

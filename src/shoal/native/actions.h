@@ -212,7 +212,7 @@ static int actions_view(Actions *self, PyObject *actions, ActionBatch *batch) {
     if (PyObject_CheckBuffer(actions)) {
         if (PyObject_GetBuffer(actions, &batch->view, how) == 0) return 1;
         if (actions_refused() < 0) return -1;
-    } else if (!PyList_Check(actions)) {
+    } else if (!PyList_Check(actions) && !PyTuple_Check(actions)) {
         batch->array = PyObject_CallMethodObjArgs(actions, self->numpy_name, NULL);
         if (batch->array != NULL && PyObject_GetBuffer(batch->array, &batch->view, how) == 0) return 1;
         if (actions_refused() < 0) return -1;

@@ -22,11 +22,14 @@ typedef struct { int64_t rest_ns, spin_ns; } Spin;
 #define FIRST_GUESS_NS 10000   /* a wait is expected to be short until it is known to be long */
 #define USUAL_WAKE_NS 15000    /* what a wake-up costs until it was measured */
 #define LEAST_WAKE_NS 5000     /* what a wake-up is taken to cost at least, and at most */
-#define MOST_WAKE_NS 50000
+#define MOST_WAKE_NS 1000000
 #define FEW_WAKES 8            /* where there are too few cores, only waits of so many wake-ups are spun through */
 #define LONGEST_SPUN_NS 1000000 /* longer waits are slept through, however many cores there are */
-#define HOLD_NS 2000000        /* how long a wait spins that was expected to be short */
-#define CROWDED_HOLD_NS 300000 /* the same where there are too few cores */
+/* How long a wait spins that was expected to be short. On a virtual machine with restless neighbours a core is taken away
+ * for some milliseconds, and a core that sleeps is given back late. Spins of 2 ms, which such pauses outlast, sent one
+ * waiter after the other to sleep there. */
+#define HOLD_NS 10000000
+#define CROWDED_HOLD_NS 300000 /* the same where there are too few cores, at least */
 #define TIMER_NS 60000         /* how late the kernel ends a sleep */
 
 static inline int64_t within(int64_t value, int64_t least, int64_t most) {
@@ -52,7 +55,7 @@ static inline Spin spin_for(Estimate wait, int spins, int64_t wake_ns, int64_t p
     int64_t limit = LONGEST_SPUN_NS;
     if (parties > cores) {
         limit = FEW_WAKES * wake_ns;
-        spin.spin_ns = CROWDED_HOLD_NS;
+        spin.spin_ns = within(FEW_WAKES * wake_ns, CROWDED_HOLD_NS, HOLD_NS);
     }
     if (wait.usual_ns <= (spins ? 2 * limit : limit)) return spin;
     /* A long wait that always takes the same time is slept through but for its end. */

@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ["Trials", "learn", "spin_for", "try_way"]
 
 FIRST_GUESS_NS = 10_000
-USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS = 15_000, 5_000, 50_000
+USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS = 15_000, 5_000, 1_000_000
 FEW_WAKES = 8
-LONGEST_SPUN_NS, HOLD_NS, CROWDED_HOLD_NS = 1_000_000, 2_000_000, 300_000
+LONGEST_SPUN_NS, HOLD_NS, CROWDED_HOLD_NS = 1_000_000, 10_000_000, 300_000
 TIMER_NS = 60_000
 WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 10_000_000, 40_000_000
 FIRST_PATIENCE, MOST_PATIENCE = 4, 512
@@ -44,7 +44,7 @@ def spin_for(usual_ns: int, spread_ns: int, spins: bool, wake_ns: int, parties: 
     crowded = parties > cores
     limit = FEW_WAKES * wake if crowded else LONGEST_SPUN_NS
     if usual_ns <= (2 * limit if spins else limit):
-        return 0, CROWDED_HOLD_NS if crowded else HOLD_NS
+        return 0, min(max(FEW_WAKES * wake, CROWDED_HOLD_NS), HOLD_NS) if crowded else HOLD_NS
     early = 2 * spread_ns + wake + TIMER_NS
     if crowded or early > usual_ns // 8:
         return 0, 0
