@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +25,9 @@ from shoal.engine.scheduler import Scheduler
 from shoal.engine.timeouts import Patience
 from shoal.engine.workers import Workers
 from shoal.envs.autoreset import RULES
+from shoal.envs.functions import EnvFn
 from shoal.envs.group import MODES
-from shoal.errors import BadEnv, ShoalError, SpaceMismatch
+from shoal.errors import BadEnv, PoolClosed, ShoalError, SpaceMismatch
 from shoal.memory.answers import Frames, frames_to_lend
 from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.slab import Layout, Slab
@@ -102,7 +103,7 @@ def build(
         plan = None
         if name == "auto":
             count = len(source.env_fns)
-            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience)
+            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience, opened)
         setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
         backend = registry.find(name if plan is None else plan.backend)(setup)  # may connect to other machines
         undo.callback(backend.close)
@@ -133,6 +134,20 @@ def build(
         })  # fmt: skip
         undo.pop_all()
         return plan, shape, scheduler, first_seeds
+
+
+@contextlib.contextmanager
+def opened(env_fns: Sequence[EnvFn], options: PoolOptions) -> Iterator[Scheduler]:
+    """A pool without a face, for a while: what "auto" measures Shoal's own work with."""
+    _, _, scheduler, _ = build(env_fns, None, options, lambda error: error)
+    table = scheduler.table
+    try:
+        yield scheduler
+    finally:
+        table.slab.withdraw()
+        scheduler.end(PoolClosed("it was only measured"))
+        table.workers.close(Deadline.after(1.0))
+        table.slab.close()
 
 
 def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
 from shoal.planning.plan import Plan, _choose, fixed_plan, predict
-from shoal.worker.measurement import Measurement, time_steps
+from shoal.support.cores import usable_cores
+from shoal.worker.measurement import KEPT, Measurement, Overhead, _thinned, time_steps
 
 COMPUTES = Measurement((6e-6,) * 100, 6e-6)
 HEAVY = Measurement((500e-6,) * 100, 500e-6)
@@ -116,11 +119,58 @@ def test_auto_measures_in_a_process_and_says_what_it_chose() -> None:
         assert pool.step(np.zeros(6, np.int64)).reward.tolist() == [1.0] * 6
 
 
-def test_auto_tells_of_an_env_that_raises_while_it_is_measured() -> None:
-    with pytest.raises(ZeroDivisionError, match="in the probe") as caught:
-        shoal.Pool(Broken, 4)
-    assert isinstance(caught.value, shoal.EnvError)
-    assert caught.value.env_id == 0
+class Guarded(Napping):
+    """Refuses to be reset without options."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if options is None:
+            raise KeyError("level")
+        return super().reset(seed=seed)
+
+
+class Crashing(Napping):
+    """Ends its process in its first step."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(("kind", "says"), [(Broken, "in the probe"), (Guarded, "level"), (Crashing, "exit code 3")])
+def test_an_env_that_cannot_be_measured_is_run_in_processes(kind: type[Napping], says: str) -> None:
+    with shoal.Pool(kind, 4) as pool:
+        assert pool.plan.backend == "processes"
+        assert pool.plan.num_workers == min(usable_cores(), 4)
+        assert pool.plan.reason.startswith("it could not be measured")
+        assert says in pool.plan.reason
+        if kind is Guarded:
+            pool.reset(options={"level": 1})
+            assert pool.step(np.zeros(4, np.int64)).reward.tolist() == [1.0] * 4
+
+
+def test_an_env_that_raises_is_told_of_when_the_user_steps_it() -> None:
+    with shoal.Pool(Broken, 4) as pool:
+        pool.reset()
+        with pytest.raises(ZeroDivisionError, match="in the probe"):
+            pool.step(np.zeros(4, np.int64))
+
+
+def test_the_first_env_is_not_the_one_that_is_measured(tmp_path: Path) -> None:
+    def first() -> Any:
+        (tmp_path / str(os.getpid())).touch()  # as a script that records a video of env 0
+        return gymnasium.make("CartPole-v1")
+
+    def other() -> Any:
+        return gymnasium.make("CartPole-v1")
+
+    with shoal.Pool([first, other, other]) as pool:
+        assert pool.plan.measured is not None
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_single_env_is_not_measured(isolate: bool) -> None:
+    with shoal.Pool(Napping, 1, isolate=isolate) as pool:
+        assert pool.plan == Plan("processes" if isolate else "serial", 1, "there is one env")
 
 
 def test_auto_runs_in_this_process_what_cannot_be_sent_to_another() -> None:
@@ -164,6 +214,91 @@ def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
     assert len(time_steps(adapt(env)).wall) > 1
 
 
+class LongReset(Napping):
+    """Its episodes have 50 steps of no time, and resets that sleep."""
+
+    resets = left = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.resets, self.left = self.resets + 1, 50
+        time.sleep(0.02)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
+
+
+def test_resets_have_their_weight_in_the_measurement() -> None:
+    env = LongReset()
+    measured = time_steps(env)
+    assert env.resets > 2
+    assert measured.mean >= 0.02 / 51 * 0.98  # one turn of a lane in 51 is a reset
+    assert max(measured.wall) >= 0.02
+
+
+def test_samples_are_thinned_without_a_change_of_their_mean() -> None:
+    times = np.array([1e-6] * 5000 + [1e-2])
+    thinned = _thinned(times)
+    assert len(thinned) == KEPT
+    assert np.mean(thinned) == pytest.approx(times.mean())
+    assert max(thinned) > 1e-4
+    assert _thinned(np.array([2e-6])) == (2e-6,)
+
+
+# ---- what Shoal adds -----------------------------------------------------------------------------------------
+
+
+class Telling(Napping):
+    """Returns an info at each step."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {f"key_{i}": str(i) for i in range(20)}
+
+
+class Quiet(Napping):
+    """The same without infos."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class Private(Napping):
+    """Returns what no other process can load."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {"lock": threading.Lock()}
+
+
+def test_infos_are_a_part_of_the_measurement() -> None:
+    def added(kind: type[Napping]) -> Overhead:
+        with shoal.Pool(kind, 8, isolate=True) as pool:
+            assert pool.plan.measured is not None
+            assert pool.plan.measured.overhead is not None
+            return pool.plan.measured.overhead
+
+    telling, quiet = added(Telling), added(Quiet)
+    assert telling.pack > 0 < telling.unpack
+    assert quiet.pack == quiet.unpack == 0
+    assert quiet.lane > 0 < quiet.caller
+
+
+def test_what_cannot_be_recorded_leaves_the_usual_overhead() -> None:
+    with shoal.Pool(Private, 2, isolate=True) as pool:
+        assert pool.plan.measured is not None
+        assert pool.plan.measured.overhead is None
+
+
+def test_messages_make_processes_dear() -> None:
+    silent = Measurement((10e-6,) * 10, 10e-6, Overhead(4e-6, 0.3e-6))
+    telling = replace(silent, overhead=Overhead(4e-6, 0.3e-6, 10e-6, 10e-6))
+    assert _choose(silent, 64, 64, 2, None, False).backend == "hybrid"
+    assert _choose(telling, 64, 64, 2, None, False).backend == "serial"
+    for backend in ("hybrid", "processes"):
+        assert predict(telling, backend, 2, 64, 64, 2) > predict(silent, backend, 2, 64, 64, 2) + 64 * 5e-6
+    assert predict(telling, "serial", 1, 64, 64, 2) == predict(silent, "serial", 1, 64, 64, 2)
+
+
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="isolate"):
         shoal.Pool(Napping, 2, backend="hybrid", isolate=True)
@@ -171,10 +306,12 @@ def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
 
 # ---- plans that users keep -----------------------------------------------------------------------------------
 
+OVERHEAD = {"caller": 1.0, "lane": 1.0, "pack": 1.0, "unpack": 1.0}
+MEASURED = Plan("serial", 1, "measured", Measurement((1e-6, 2e-6), 1e-6, Overhead(4e-6, 1e-6, 2e-6, 3e-6)))
 TUNED = Plan("processes", 3, "tuned", Measurement((1e-6, 2.5e-6), 1.5e-6), 7, 5, (0, 300_000))
 
 
-@pytest.mark.parametrize("plan", [TUNED, Plan("serial", 1), Plan("threads", 2, num_envs=2)], ids=str)
+@pytest.mark.parametrize("plan", [TUNED, MEASURED, Plan("serial", 1), Plan("threads", 2, num_envs=2)], ids=str)
 def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
@@ -198,6 +335,8 @@ def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
         ({"measured": {"wall": [], "cpu": 1.0}}, "measured.wall"),
         ({"measured": {"wall": [1.0]}}, "measured"),
         ({"measured": {"wall": ["a"], "cpu": 1.0}}, "measured.wall"),
+        ({"measured": {"wall": [1.0], "cpu": 1.0, "overhead": {"caller": 1}}}, "measured.overhead"),
+        ({"measured": {"wall": [1.0], "cpu": 1.0, "overhead": {**OVERHEAD, "lane": "a"}}}, "measured.overhead.lane"),
         ({"version": 99}, "version 1, found 99"),
         ({"what": "shoal snapshot"}, "shoal plan"),
         ({"colour": "blue"}, "unknown: colour"),

@@ -1,26 +1,50 @@
-"""Measures what a step of an env costs."""
+"""Measures what a step of an env costs, and keeps a few of its answers to measure Shoal's own work with."""
 
 from __future__ import annotations
 
 import resource
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
 from shoal.envs.autoreset import MODES, RULES
 from shoal.envs.group import Answers, GroupEnv, is_group
+from shoal.memory.packed_errors import dumps
 from shoal.spaces.leaves import flatten
 
 MEASURING = "SHOAL_MEASURING"  # in the environment of a process that only measures an env, and leaves no traces
 
-SECONDS = 0.15  # how long the env is stepped
+SECONDS = 0.15  # how long the env is stepped;
+LONGER = 0.6  # if its resets take long and no episode has ended by then
 FEWEST, MOST = 3, 4000  # steps, whatever their time,
 SLOW = 0.5  # unless one takes more seconds than this: then one will do
+QUICK = 50e-6  # steps that take less are timed CHUNK at a time: to read the clocks takes a good part of a microsecond
+CHUNK = 16
 KEPT = 512  # samples that are kept
-BLOCKS = 0.1  # an env that waits gives up its core at least so often a step
+BLOCKS = 0.1  # a step that waits gives up its core; of steps that are timed together, at least so many
+LONG_RESET = 0.1  # a reset is long if it takes this part of the time of all steps so far
+ANSWERS = 8  # that are recorded,
+HEAVY = 10e-3  # unless a step takes more seconds than this: what Shoal adds does not matter then
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """What Shoal adds to the steps of one batch under "serial", measured with recorded answers; in seconds.
+
+    Attributes:
+        caller: for the whole batch, outside of the workers: actions checked, answers and infos handed out.
+        lane: for each env, where it is stepped: its action read, its answer written.
+        pack, unpack: for each env, to pack what travels as a message to another process, and to read it there; 0 where
+            all lies in shared memory.
+    """
+
+    caller: float
+    lane: float
+    pack: float = 0.0
+    unpack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -28,13 +52,16 @@ class Measurement:
     """What a step of the env costs.
 
     Attributes:
-        wall: seconds of each measured step, resets at episode ends included; without the time in which an env
-            that only computes waited for its core.
+        wall: seconds of measured steps and resets, each on its own, as a lane of a pool takes one or the other in a
+            turn; without the time in which an env that only computes waited for its core. Sorted and thinned out: the
+            mean is that of all.
         cpu: mean CPU seconds of a step; well below the mean of `wall` for an env that waits.
+        overhead: what Shoal adds; None where that was not measured.
     """
 
     wall: tuple[float, ...]
     cpu: float
+    overhead: Overhead | None = None
 
     @property
     def mean(self) -> float:
@@ -47,31 +74,116 @@ class Measurement:
         return max(0.0, 1.0 - self.cpu / self.mean)
 
 
+class Probe(NamedTuple):
+    """What a worker tells of its first env: a measurement, and some of its answers, packed; b"" for none."""
+
+    measurement: Measurement
+    answers: bytes
+
+
+class _Stopwatch:
+    """Collects the times of steps and resets. A sample stands for `count` of them."""
+
+    def __init__(self) -> None:
+        self._wall: list[float] = []
+        self._cpu: list[float] = []
+        self._counts: list[int] = []
+        self.total, self.steps, self.whole = 0.0, 0, 0
+
+    def start(self) -> None:
+        self._blocked, self._began, self._cpu_began = _times_blocked(), time.perf_counter(), time.process_time()
+
+    def stop(self, count: int) -> float:
+        """End a sample; return its seconds."""
+        cpu, wall = time.process_time() - self._cpu_began, time.perf_counter() - self._began
+        # What never blocks only seems to wait when other processes have the core: count only its computing.
+        waited = _times_blocked() - self._blocked >= BLOCKS * count
+        self._wall.append((wall if waited else cpu) / count)
+        self._cpu.append(cpu / count)
+        self._counts.append(count)
+        self.total += wall
+        self.steps += count
+        return wall
+
+    def whole_episode(self) -> None:
+        """An episode has ended and the next one was begun."""
+        self.whole = len(self._counts)
+
+    def measurement(self) -> Measurement:
+        """What the samples say."""
+        # Whole episodes only, if there were any, so that resets have their proper weight.
+        end = self.whole or len(self._counts)
+        counts = np.array(self._counts[:end])
+        wall, cpu = (np.repeat(times[:end], counts) for times in (self._wall, self._cpu))
+        return Measurement(_thinned(wall), float(cpu.mean()))
+
+
 def time_steps(env: Any) -> Measurement:
-    """Step an env with random actions. Runs where the env is, in a worker."""
+    """Step an env with random actions, and leave it within an episode. Runs where the env is, in a worker."""
     env = as_one(env)
-    actions = [env.action_space.sample() for _ in range(16)]
-    wall: list[float] = []
-    cpu: list[float] = []
-    clock, cpu_clock = time.perf_counter, time.process_time
-    env.reset()
+    actions = [env.action_space.sample() for _ in range(CHUNK)]
+    clock, watch = time.perf_counter, _Stopwatch()
     began = clock()
+    env.reset()
+    reset_took = clock() - began
     _, _, terminated, truncated, _ = env.step(actions[0])  # the first one loads and compiles things
-    fewest = FEWEST if clock() - began < SLOW else 1
-    switches, end, done = _times_blocked(), clock() + SECONDS, terminated or truncated
-    while len(wall) < fewest or (len(wall) < MOST and clock() < end):
-        began, cpu_began = clock(), cpu_clock()
+    fewest = FEWEST if clock() - began - reset_took < SLOW else 1
+    done, chunk = terminated or truncated, 1
+    while watch.steps < fewest or (watch.steps < MOST and watch.total < _time_to_spend(watch, reset_took)):
         if done:
+            watch.start()
             env.reset()
-        _, _, terminated, truncated, _ = env.step(actions[len(wall) % 16])
-        done = terminated or truncated
-        cpu.append(cpu_clock() - cpu_began)
-        wall.append(clock() - began)
-    # An env that never blocks only seems to wait when other processes have the core: count only its computing.
-    if (_times_blocked() - switches) < BLOCKS * len(wall):
-        wall = cpu
-    stride = -(-len(wall) // KEPT)
-    return Measurement(tuple(wall[::stride]), sum(cpu) / len(cpu))
+            reset_took, done = watch.stop(1), False
+            watch.whole_episode()
+        count = 0
+        watch.start()
+        while count < chunk and not done:
+            _, _, terminated, truncated, _ = env.step(actions[count])
+            done = terminated or truncated
+            count += 1
+        took = watch.stop(count)
+        chunk = CHUNK if took < QUICK * count else 1
+    measured = watch.measurement()
+    if done:
+        env.reset()
+    return measured
+
+
+def _time_to_spend(watch: _Stopwatch, reset_took: float) -> float:
+    """How long the steps may take. Episodes with long resets are worth it to be seen to their end."""
+    unknown = not watch.whole and reset_took > LONG_RESET * watch.total
+    return LONGER if unknown else SECONDS
+
+
+def _thinned(times: np.ndarray[Any, Any]) -> tuple[float, ...]:
+    """At most KEPT samples, with the mean of all, and the longest not lost among the many."""
+    parts = np.array_split(np.sort(times), min(KEPT, len(times)))
+    # Parts differ in size by one at most, and the mean of their means is put right.
+    means = np.array([part.mean() for part in parts])
+    return tuple((means * (times.mean() / means.mean() if means.mean() else 1.0)).tolist())
+
+
+def probe(env: Any) -> Probe:
+    """Measure an env, and record some of its answers. Runs in a worker."""
+    measured = time_steps(env)
+    return Probe(measured, b"" if is_group(env) or measured.mean > HEAVY else _record(env))
+
+
+def _record(env: Any) -> bytes:
+    """What some steps return: packed at once, as an env may write over its own arrays.
+
+    b"" where something does not let itself be packed.
+    """
+    answers: list[bytes] = []
+    try:
+        while len(answers) < ANSWERS:
+            obs, _, terminated, truncated, info = env.step(env.action_space.sample())
+            answers.append(dumps((obs, info)))
+            if terminated or truncated:
+                env.reset()
+        return dumps(answers)
+    except Exception:
+        return b""
 
 
 def as_one(env: Any) -> Any:
