@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy as copying
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any
@@ -115,7 +116,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
                 self._begin("step_async")
             ready = self._exchange(actions)
-            return (*self.pool.data.take_step(ready), self._infos(ready) if ready.infos else {})
+            infos = self._infos(ready) if ready.infos else {}
+            return (*self.pool.data.take_step(ready), infos)
 
     @in_turn
     def step_async(self, actions: Any) -> None:
@@ -129,7 +131,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """The result of the step that was started."""
         with self._finishing(AsyncState.WAITING_STEP, timeout):
             ready = self._collect(self.pool.wait, timeout)
-        return (*self.pool.data.take_step(ready), self._infos(ready))
+        infos = self._infos(ready)
+        return (*self.pool.data.take_step(ready), infos)
 
     @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -206,8 +209,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             raise WaitTimeout(message, error.env_ids) from None
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
+        began_ns = time.monotonic_ns()
         infos = stacked(ready.infos, self.num_envs) if self.num_envs > 1 else None  # worth it for several
-        return self._join_infos(ready.infos) if infos is None else infos
+        infos = self._join_infos(ready.infos) if infos is None else infos
+        self.pool.data.spent_on_infos(began_ns)
+        return infos
 
 
 class SyncVectorEnv(VectorEnv):

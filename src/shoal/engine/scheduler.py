@@ -336,6 +336,7 @@ class Scheduler:
         """
         infos = {}
         if status & STATUS_NOTE:
+            began_ns = time.monotonic_ns()
             notes = self._collector.take_notes(ids, deadline)
             if notes is None:
                 return None
@@ -351,6 +352,7 @@ class Scheduler:
                     hint = self._recovery.restarts.spent() if self._recovery.mends else ""
                     raise note.error.unpack(note.lane, worker.index, hint)
             infos = {note.lane: note.info for _, note in notes if note.info}
+            self._frames.spent_on_infos(began_ns)
         if status & STATUS_FINAL:
             self._add_finals(ids, slot, infos)
         if self._user_resets:

@@ -8,6 +8,7 @@ the last observations of the envs that it leaves alone, and repeats them as the 
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from gymnasium import Space
 
 from shoal.batch import Batch
 from shoal.memory.slab import Slab
+from shoal.native import layout
 from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
 from shoal.support.checks import Ids
 
@@ -68,6 +70,7 @@ class Frames:
         self._lent: list[list[weakref.ref[Any]]] = [[] for _ in range(frames)]
         self._slot = slab.array("slot")
         self._fields = {name: slab.array(name) for name in FIELDS}
+        self._pool_stats = slab.array("pool_stats")
         if "present" in slab.layout.fields:
             self._fields["present"] = slab.array("present")
         self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
@@ -174,6 +177,10 @@ class Frames:
             if self._copy:
                 rows = rows.copy()
         return tuple(rows.tolist()) if leaf.kind is Kind.TEXT else rows
+
+    def spent_on_infos(self, began_ns: int) -> None:
+        """Count the time since then as that of infos; called before the answers are handed out."""
+        self._pool_stats[layout.POOL_INFO_NS] += time.monotonic_ns() - began_ns
 
     def ended(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Bool [n]: where the lanes' last answers ended an episode."""
