@@ -113,6 +113,8 @@ def test_auto_measures_in_a_process_and_says_what_it_chose() -> None:
         assert pool.plan.backend in ("threads", "processes")
         assert pool.plan.measured is not None
         assert pool.plan.measured.mean > 0.0015
+        assert pool.plan.expected is not None
+        assert f"expected {pool.plan.expected:,.0f} steps/s" in pool.plan.reason
         assert "waiting" in str(pool.plan)
         assert pool.plan.num_workers == 6
         pool.reset(seed=0)
@@ -215,12 +217,15 @@ def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
 
 
 class LongReset(Napping):
-    """Its episodes have 50 steps of no time, and resets that sleep."""
+    """Its episodes have 50 steps of no time, or 40 and 60 in turn, and resets that sleep."""
 
     resets = left = 0
 
+    def __init__(self, uneven: bool = False):
+        self.uneven = uneven
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.resets, self.left = self.resets + 1, 50
+        self.resets, self.left = self.resets + 1, 50 + self.uneven * (10 if self.resets % 2 else -10)
         time.sleep(0.02)
         return np.zeros(2, np.float32), {}
 
@@ -229,12 +234,14 @@ class LongReset(Napping):
         return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
 
 
-def test_resets_have_their_weight_in_the_measurement() -> None:
-    env = LongReset()
+@pytest.mark.parametrize("uneven", [False, True])
+def test_resets_have_their_weight_in_the_measurement(uneven: bool) -> None:
+    env = LongReset(uneven)
     measured = time_steps(env)
-    assert env.resets > 2
-    assert measured.mean >= 0.02 / 51 * 0.98  # one turn of a lane in 51 is a reset
-    assert max(measured.wall) >= 0.02
+    assert env.resets > 4
+    assert measured.mean >= 0.02 / 61  # at least one turn of a lane in 61 is a reset
+    # Episodes of equal length end together, so their resets keep no worker waiting for another.
+    assert (max(measured.wall) >= 0.02) == uneven
 
 
 def test_samples_are_thinned_without_a_change_of_their_mean() -> None:
@@ -337,6 +344,7 @@ def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
         ({"measured": {"wall": ["a"], "cpu": 1.0}}, "measured.wall"),
         ({"measured": {"wall": [1.0], "cpu": 1.0, "overhead": {"caller": 1}}}, "measured.overhead"),
         ({"measured": {"wall": [1.0], "cpu": 1.0, "overhead": {**OVERHEAD, "lane": "a"}}}, "measured.overhead.lane"),
+        ({"expected": "fast"}, "expected"),
         ({"version": 99}, "version 1, found 99"),
         ({"what": "shoal snapshot"}, "shoal plan"),
         ({"colour": "blue"}, "unknown: colour"),

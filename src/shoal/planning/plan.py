@@ -51,6 +51,7 @@ class Plan:
         num_envs: what the plan is for; None for any number.
         batch_size: how many envs `recv` waits for; None for all.
         spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None for the usual.
+        expected: steps per second that were predicted, resets counted as steps; None where nothing was.
     """
 
     backend: str
@@ -60,6 +61,7 @@ class Plan:
     num_envs: int | None = None
     batch_size: int | None = None
     spin: tuple[int, int] | None = None
+    expected: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, registry.names())
@@ -74,6 +76,8 @@ class Plan:
                 raise ValueError(f"spin: expected (ns of the pool, ns of a worker) or None, found {self.spin!r}")
             for name, value in zip(("spin of the pool", "spin of a worker"), self.spin, strict=True):
                 whole_number(name, value, 0, 10**10)
+        if self.expected is not None:
+            number("expected", self.expected, 0, 1e15)
 
     @property
     def envs_in_a_batch(self) -> int | None:
@@ -238,7 +242,8 @@ def _choose(
     assert best is not None
     seconds, backend, workers = best
     reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
-    return Plan(backend, workers, f"{reason}; expected {batch_size / seconds:,.0f} steps/s on {cores} cores", measured)
+    reason += f"; expected {batch_size / seconds:,.0f} steps/s on {cores} cores"
+    return Plan(backend, workers, reason, measured, expected=batch_size / seconds)
 
 
 def _candidates(

@@ -88,7 +88,8 @@ class _Stopwatch:
         self._wall: list[float] = []
         self._cpu: list[float] = []
         self._counts: list[int] = []
-        self.total, self.steps, self.whole = 0.0, 0, 0
+        self._resets: list[int] = []  # places of resets among the samples
+        self.total, self.steps = 0.0, 0
 
     def start(self) -> None:
         self._blocked, self._began, self._cpu_began = _times_blocked(), time.perf_counter(), time.process_time()
@@ -105,17 +106,34 @@ class _Stopwatch:
         self.steps += count
         return wall
 
-    def whole_episode(self) -> None:
-        """An episode has ended and the next one was begun."""
-        self.whole = len(self._counts)
+    def was_reset(self) -> None:
+        """The last sample was a reset: an episode is over."""
+        self._resets.append(len(self._counts) - 1)
+
+    @property
+    def episodes(self) -> int:
+        """How many episodes are over."""
+        return len(self._resets)
 
     def measurement(self) -> Measurement:
         """What the samples say."""
         # Whole episodes only, if there were any, so that resets have their proper weight.
-        end = self.whole or len(self._counts)
-        counts = np.array(self._counts[:end])
-        wall, cpu = (np.repeat(times[:end], counts) for times in (self._wall, self._cpu))
-        return Measurement(_thinned(wall), float(cpu.mean()))
+        end = self._resets[-1] + 1 if self._resets else len(self._counts)
+        counts, wall, cpu = (np.array(column[:end]) for column in (self._counts, self._wall, self._cpu))
+        mean = np.average(wall, weights=counts)
+        if self._equally_long(counts):
+            counts[self._resets] = 0
+            wall = wall * mean / np.average(wall, weights=counts)
+        return Measurement(_thinned(np.repeat(wall, counts)), float(np.average(cpu, weights=self._counts[:end])))
+
+    def _equally_long(self, counts: np.ndarray[Any, Any]) -> bool:
+        """Whether all episodes have the same number of steps.
+
+        Such envs reset all at once, so no worker waits for the resets of another: their time is a part of every step.
+        """
+        ends = np.cumsum(counts)[self._resets]
+        lengths = np.diff(ends) if len(ends) > 2 else np.array([0, 1])
+        return bool((lengths == lengths[0]).all()) and int(lengths[0]) > 1
 
 
 def time_steps(env: Any) -> Measurement:
@@ -134,7 +152,7 @@ def time_steps(env: Any) -> Measurement:
             watch.start()
             env.reset()
             reset_took, done = watch.stop(1), False
-            watch.whole_episode()
+            watch.was_reset()
         count = 0
         watch.start()
         while count < chunk and not done:
@@ -151,7 +169,7 @@ def time_steps(env: Any) -> Measurement:
 
 def _time_to_spend(watch: _Stopwatch, reset_took: float) -> float:
     """How long the steps may take. Episodes with long resets are worth it to be seen to their end."""
-    unknown = not watch.whole and reset_took > LONG_RESET * watch.total
+    unknown = not watch.episodes and reset_took > LONG_RESET * watch.total
     return LONGER if unknown else SECONDS
 
 
