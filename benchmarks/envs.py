@@ -160,12 +160,12 @@ class NoWork(gymnasium.Env[np.ndarray, np.int64]):
         """Begin."""
         super().reset(seed=seed)
         self.steps = 0
-        return self.nothing, {}
+        return self.nothing.copy(), {}
 
     def step(self, action: np.int64) -> Step:
         """Count."""
         self.steps += 1
-        return self.nothing, 1.0, False, self.steps >= self.episode, {}
+        return self.nothing.copy(), 1.0, False, self.steps >= self.episode, {}
 
 
 class FiveInfos(NoWork):
@@ -176,7 +176,7 @@ class FiveInfos(NoWork):
         self.steps += 1
         at = 0.5 * self.steps
         info = {"x_position": at, "x_velocity": 1.5, "reward_forward": at, "reward_ctrl": -0.25, "steps": self.steps}
-        return self.nothing, 1.0, False, self.steps >= self.episode, info
+        return self.nothing.copy(), 1.0, False, self.steps >= self.episode, info
 
 
 class LongReset(NoWork):

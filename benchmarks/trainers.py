@@ -242,10 +242,12 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", choices=list(ENVS), default=list(ENVS))
     parser.add_argument("--steps", type=int, help="of each training, in place of its own number")
     options = parser.parse_args()
-    missing = [name for name in ("torch", "stable_baselines3", "mujoco") if not installed(name)]
+    trainers = options.only or list(TRAINERS)
+    needed = ["torch", *["stable_baselines3"] * ("sb3" in trainers), *["mujoco"] * ("HalfCheetah" in options.envs)]
+    missing = [name for name in needed if not installed(name)]
     if missing:
         parser.error(f"needs {', '.join(missing)}: pip install '.[peers]'")
-    chosen = [(trainer, ENVS[name]) for trainer in options.only or TRAINERS for name in options.envs]
+    chosen = [(trainer, ENVS[name]) for trainer in trainers for name in options.envs]
     with progress(len(chosen) * options.rounds * 3) as notify:
         cells = [cell(trainer, work, options, notify) for trainer, work in chosen]
     Console().print(table(cells))

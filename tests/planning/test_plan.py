@@ -22,6 +22,7 @@ from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
 from shoal.planning.plan import Plan, _choose, fixed_plan, predict
 from shoal.support.cores import usable_cores
+from shoal.worker import measurement
 from shoal.worker.measurement import KEPT, Measurement, Overhead, _thinned, time_steps
 
 COMPUTES = Measurement((6e-6,) * 100, 6e-6)
@@ -235,7 +236,9 @@ class LongReset(Napping):
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_resets_have_their_weight_in_the_measurement(uneven: bool) -> None:
+def test_resets_have_their_weight_in_the_measurement(uneven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SECONDS", 100.0)
+    monkeypatch.setattr(measurement, "MOST", 400)  # steps end it, not the time
     env = LongReset(uneven)
     measured = time_steps(env)
     assert env.resets > 4
