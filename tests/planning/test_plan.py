@@ -20,6 +20,7 @@ from shoal.backends import registry
 from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
+from shoal.planning import probe
 from shoal.planning.plan import Plan, _choose, fixed_plan, predict
 from shoal.support.cores import usable_cores
 from shoal.worker import measurement
@@ -297,6 +298,31 @@ def test_what_cannot_be_recorded_leaves_the_usual_overhead() -> None:
     with shoal.Pool(Private, 2, isolate=True) as pool:
         assert pool.plan.measured is not None
         assert pool.plan.measured.overhead is None
+
+
+class Mistaken(Napping):
+    """Returns observations that are not of its space."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(7, np.float32), 1.0, False, False, {}
+
+
+def test_answers_that_a_pool_refuses_are_told_of_when_the_user_steps() -> None:
+    with shoal.Pool(Mistaken, 2, isolate=True) as pool:
+        assert pool.plan.measured is not None
+        assert pool.plan.measured.overhead is None
+        pool.reset()
+        with pytest.raises(shoal.BadObservation):
+            pool.step(np.zeros(2, np.int64))
+
+
+def test_stand_ins_of_large_observations_are_few() -> None:
+    def lanes(*shape: int) -> int:
+        return probe._lanes_that_fit(gymnasium.spaces.Box(0, 255, shape, np.uint8))
+
+    assert lanes(4) == probe.MOST_LANES
+    assert lanes(1024, 1024) == 64
+    assert lanes(10_000, 10_000) == 1
 
 
 def test_messages_make_processes_dear() -> None:

@@ -31,10 +31,12 @@ from shoal.memory.messages import STATUS_NOTE, Note
 from shoal.memory.packed_errors import loads
 from shoal.native import layout
 from shoal.options import PoolOptions
+from shoal.spaces.leaves import flatten
 from shoal.support.deadline import NEVER, Deadline
 from shoal.worker.measurement import MEASURING, Measurement, Overhead, Probe
 
 MOST_LANES = 256  # of the pool of stand-ins; what more would cost follows from these
+MOST_BYTES = 64 << 20  # of their observations
 # How often Shoal's own work is measured, and for how many seconds at least. The best round counts: a short one is not
 # cut in two by other programs.
 ROUNDS, ROUND = 20, 1e-3
@@ -57,15 +59,14 @@ def measure(subject: Subject, lanes: int, options: PoolOptions, patience: Patien
     `open_pool` builds a pool in this process and closes it again.
     """
     spaces, probe = _in_a_process(subject, options.start_method, patience)
-    measured = probe.measurement
     if not probe.answers:
-        return measured
+        return probe.measurement
     try:
         answers = [loads(answer) for answer in loads(probe.answers)]
-    except Exception:  # classes that only the worker has
-        return measured
-    overhead = _overhead(spaces, answers, lanes, options, open_pool)
-    return replace(measured, overhead=overhead)
+        overhead = _overhead(spaces, answers, lanes, options, open_pool)
+    except Exception:  # classes that only the worker has, or answers that the pool will refuse: then it says why
+        return probe.measurement
+    return replace(probe.measurement, overhead=overhead)
 
 
 def _in_a_process(
@@ -108,7 +109,7 @@ def _overhead(
     open_pool: Open,
 ) -> Overhead:
     """Step stand-ins in this process, and see what the pool's caller and its worker take."""
-    count = min(lanes, MOST_LANES)
+    count = min(lanes, _lanes_that_fit(spaces[0]))
     serial = replace(
         options, backend="serial", num_workers=None, batch_size=None, batch_envs=None, order="ready", isolate=False,
         seed=None, observation_mode="same", env_kwargs=None, plan=None,
@@ -125,6 +126,11 @@ def _overhead(
     packed, unpacked = _message(answers) if noted.any() else (0.0, 0.0)
     share = float(noted.mean())
     return Overhead(caller * lanes / count, lane, packed * share, unpacked * share)
+
+
+def _lanes_that_fit(observation_space: Space[Any]) -> int:
+    sizes = [leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in flatten(observation_space)]
+    return max(1, min(MOST_LANES, MOST_BYTES // max(1, sum(sizes))))
 
 
 def _timed(scheduler: Scheduler, actions: Any) -> tuple[float, float, float]:

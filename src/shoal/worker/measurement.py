@@ -27,7 +27,8 @@ KEPT = 512  # samples that are kept
 BLOCKS = 0.1  # a step that waits gives up its core; of steps that are timed together, at least so many
 LONG_RESET = 0.1  # a reset is long if it takes this part of the time of all steps so far
 ANSWERS = 8  # that are recorded,
-HEAVY = 10e-3  # unless a step takes more seconds than this: what Shoal adds does not matter then
+MOST_BYTES = 4 << 20  # or fewer, if they are large,
+HEAVY = 10e-3  # and none if a step takes more seconds than this: what Shoal adds does not matter then
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def _record(env: Any) -> bytes:
     """
     answers: list[bytes] = []
     try:
-        while len(answers) < ANSWERS:
+        while len(answers) < ANSWERS and sum(map(len, answers)) < MOST_BYTES:
             obs, _, terminated, truncated, info = env.step(env.action_space.sample())
             answers.append(dumps((obs, info)))
             if terminated or truncated:
