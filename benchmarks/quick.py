@@ -29,6 +29,7 @@ from shoal.cli import doctor, report
 HERE = Path(__file__).parent
 PLOTS = HERE.parent / "docs" / "plots"
 SCHEMA = 1
+PATIENCE = 600.0  # seconds for one script, however busy the machine is
 PACKAGES = (
     "gymnasium", "numpy", "torch", "stable-baselines3", "pufferlib-core", "envpool", "tianshou", "mujoco",
 )  # fmt: skip
@@ -43,7 +44,9 @@ class Part(NamedTuple):
     unit: str
     command: tuple[str, ...]
     rows: Callable[[dict[str, Any]], list[Row]]
-    limit: float  # seconds for the rounds of one comparison in it
+    limit: float | None  # seconds for the rounds of one comparison in it; None where the script takes no limit
+    writes: str = "--out"  # the option that says where its JSON goes: into a folder, or to a file by "--json"
+    cores: int = 1  # on fewer there is nothing to see
 
 
 def row(name: str, figures: Sequence[float], role: str, group: str = "", of_limit: float | None = None) -> Row:
@@ -126,6 +129,28 @@ def promises(document: dict[str, Any]) -> list[Row]:
     ]
 
 
+def turns(document: dict[str, Any]) -> list[Row]:
+    """Return what a turn costs."""
+    rows = []
+    for one in document["cells"]:
+        group, _, name = one["turn"].partition(": ")
+        rows.append(row(name, one["us"], "shoal", group))
+    return rows
+
+
+def many_cores(document: dict[str, Any]) -> list[Row]:
+    """Return the limit, and the pools whose waits spin as usual, of each number of envs."""
+    rows, cores = [], document["facts"]["cores"]
+    for group, cell in document["cells"].items():
+        rows.append(row(f"{cores} plain loops", common.quartiles(cell["limit"]), "limit", group, 1.0))
+        usual = {name: one for name, one in cell["rows"].items() if ", spin" not in name or name.endswith("spin usual")}
+        for name, one in sorted(usual.items(), key=lambda pair: -common.quartiles(pair[1]["rates"])[1]):
+            words = f"Shoal {name.removesuffix(', spin usual')}"
+            share = common.quartiles(one["ratios"])[1]
+            rows.append(row(words, common.quartiles(one["rates"]), "shoal", group, share))
+    return rows
+
+
 def _role(name: str) -> str:
     return "shoal" if name.startswith("Shoal") else "peer"
 
@@ -147,6 +172,8 @@ PARTS = [
     Part("sleep", "16 envs that wait for 1 ms on average", "steps/s",
          ("latency_sleep.py", "--seconds", "0.4", "--rounds", "5"), comparisons, 20),
     Part("startup", "Start of 16 workers", "s", ("startup.py", "--rounds", "1"), starts, 60),
+    Part("turns", "What a turn costs beside the envs, serial", "us", ("turns.py", "--rounds", "20"), turns, None),
+    Part("many_cores", "Many cores", "steps/s", ("many_cores.py", "--quick"), many_cores, None, "--json", cores=8),
     Part("auto", "What `auto` expects, over what its pool makes", "times what is reached",
          ("auto.py", "--quick", "--parts", "estimate"), promises, 30),
 ]  # fmt: skip
@@ -177,12 +204,22 @@ def _cpu() -> str:
 
 def run(part: Part, folder: Path, left: float) -> dict[str, Any]:
     """Run the script of a part, unless it was run already; return its JSON. Raises RuntimeError if it fails."""
-    path = folder / f"{'_'.join(part.command).replace('.py', '').replace('-', '')}.json"
+    script, *arguments = part.command
+    place = folder / "_".join(part.command)
+    path = place / script.replace(".py", ".json")
     if not path.exists():
-        script, *arguments = part.command
-        limit = ["--limit", str(min(part.limit, left))]
-        command = [sys.executable, str(HERE / script), *arguments, *limit, "--out", str(folder), "--json", str(path)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if part.cores > common.cores():
+            raise RuntimeError(f"it needs {part.cores} cores")
+        place.mkdir(exist_ok=True)
+        arguments += [part.writes, str(place if part.writes == "--out" else path)]
+        arguments += [] if part.limit is None else ["--limit", str(min(part.limit, left))]
+        command = [sys.executable, str(HERE / script), *arguments]
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE
+            )
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"it took more than {PATIENCE:.0f} s") from None
         if done.returncode or not path.exists():
             raise RuntimeError(done.stdout.strip().rpartition("\n")[2][:300])
     found: dict[str, Any] = json.loads(path.read_text())
@@ -214,19 +251,30 @@ def measure(
     return parts, missing
 
 
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return the earlier document with the parts that were measured now, each with its own machine."""
+    parts = {part["name"]: part for part in (*before["parts"], *now["parts"])}
+    order = [part.name for part in PARTS]
+    missing = [text for text in before["missing"] if text.partition(":")[0] not in parts]
+    return {**before, "parts": sorted(parts.values(), key=lambda part: order.index(part["name"])), "missing": missing}
+
+
 def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS], metavar="PART")
+    parser.add_argument("--add", action="store_true", help="keep the other parts of the JSON that is there")
     parser.add_argument("--limit", type=float, default=600.0, help="begin no part after so many seconds (%(default)s)")
     parser.add_argument("--out", type=Path, default=PLOTS, help="folder for JSON and plots (%(default)s)")
     options = parser.parse_args()
     about = machine()
     chosen = [part for part in PARTS if not options.only or part.name in options.only]
     parts, missing = measure(chosen, options.limit, lambda text: print(text, flush=True))
+    parts = [{**part, "machine": about} for part in parts]
     options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "bench.json"
     document = {"schema": SCHEMA, "machine": about, "parts": parts, "missing": missing}
-    (options.out / "bench.json").write_text(report.as_json(document))
+    path.write_text(report.as_json(joined(json.loads(path.read_text()), document) if options.add else document))
     for part in parts:
         plots.draw(part, options.out / f"{part['name']}.png")
     print(f"{len(parts)} parts in {options.out}" + (f"; left out: {'; '.join(missing)}" if missing else ""))

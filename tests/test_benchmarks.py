@@ -209,11 +209,44 @@ def test_quick_says_which_parts_it_left_out(module: Any, monkeypatch: pytest.Mon
     assert quick.measure(quick.PARTS[:1], 0.0, said.append) == ([], ["cartpole: the time was over"])
 
 
+def test_a_part_that_was_measured_elsewhere_keeps_its_machine(module: Any) -> None:
+    quick, fill = module("quick"), module("fill_performance")
+    here = {"cores": 2, "cpu": "A", "system": "Linux 6", "python": "3", "versions": {}, "date": "2026-01-01", "load": 0}
+    there = {**here, "cores": 16}
+    rows = quick.many_cores({
+        "facts": {"cores": 16},
+        "cells": {"CartPole, 64 envs": {"limit": [2.0, 2.0], "rows": {
+            "hybrid 16, spin usual": {"rates": [1.5], "ratios": [0.75]},
+            "hybrid 16, spin 0": {"rates": [1], "ratios": [0.5]},
+            "auto: hybrid 15": {"rates": [1.8], "ratios": [0.9]},
+        }}},
+    })  # fmt: skip
+    assert [(row["name"], row["of_limit"]) for row in rows] == [
+        ("16 plain loops", 1.0), ("Shoal auto: hybrid 15", 0.9), ("Shoal hybrid 16", 0.75)
+    ]  # fmt: skip
+    part = {"name": "many_cores", "title": "t", "unit": "steps/s", "command": "c", "rows": rows, "machine": there}
+    before = {"schema": 1, "machine": here, "parts": [], "missing": ["many_cores: it needs 8 cores"]}
+    found = quick.joined(before, {"schema": 1, "machine": there, "parts": [part], "missing": []})
+    assert (found["machine"], found["missing"], found["parts"]) == (here, [], [part])
+    text = fill.table(part, here)
+    assert "| Shoal auto: hybrid 15 | 2 (2..2) | 0.90 |" in text
+    assert "16 cores (A)" in text
+    assert "16 cores (A)" not in fill.table({**part, "machine": here}, here)
+
+
+def test_turns_become_rows_by_their_kind(module: Any) -> None:
+    rows = module("quick").turns({"cells": [{"turn": "recv, send: 4 of 8, fifo", "us": [1.0, 2.0, 3.0]}]})
+    assert (rows[0]["group"], rows[0]["name"], rows[0]["median"]) == ("recv, send", "4 of 8, fifo", 2.0)
+
+
 def test_every_part_of_quick_runs_a_script_that_takes_its_options(module: Any) -> None:
     for part in module("quick").PARTS:
         script, *arguments = part.command
+        if not (BENCHMARKS / script).exists():
+            continue
         known = run(script.removesuffix(".py"), "--help").stdout
-        for option in (*(one for one in arguments if one.startswith("--")), "--limit", "--json", "--out"):
+        limit = [] if part.limit is None else ["--limit"]
+        for option in (*(one for one in arguments if one.startswith("--")), *limit, part.writes):
             assert option in known, f"{script} {option}"
 
 

@@ -28,13 +28,13 @@ def machine(about: dict[str, Any]) -> str:
     """The line that says when and on what was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     where = f"{about['cores']} cores ({about['cpu']}), {about['system']}, Python {about['python']}, {versions}"
-    return f"Measured on {about['date']}: {where}. Load of the machine before: {about['load']}.\n"
+    return f"Measured on {about['date']}: {where}. Load of the machine before: {about['load']}."
 
 
-def table(part: dict[str, Any] | None) -> str:
-    """The tables of a part, one for each group, and its command."""
+def table(part: dict[str, Any] | None, usual: dict[str, Any]) -> str:
+    """The tables of a part, one for each group, its command, and its machine, where that is not the usual one."""
     if part is None:
-        return "Not measured in the last run.\n"
+        return "Not measured in the last run."
     unit, blocks = part["unit"], []
     for group, rows in plots.groups(part).items():
         limited = any(row["of_limit"] for row in rows)
@@ -46,7 +46,8 @@ def table(part: dict[str, Any] | None) -> str:
             cells += [f"{row['of_limit']:.2f}" if row["of_limit"] else ""] if limited else []
             lines.append(f"| {' | '.join(cells)} |")
         blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, f"`{part['command']}`"]) + "\n"
+    elsewhere = [machine(part["machine"])] if part["machine"] != usual else []
+    return "\n\n".join([*blocks, f"`{part['command']}`", *elsewhere])
 
 
 def filled(page: str, document: dict[str, Any]) -> str:
@@ -55,8 +56,9 @@ def filled(page: str, document: dict[str, Any]) -> str:
 
     def fill(found: re.Match[str]) -> str:
         begin, name, _, end = found.groups()
-        text = machine(document["machine"]) if name == "machine" else table(parts.get(name))
-        return f"{begin}{text}{end}"
+        about = document["machine"]
+        text = machine(about) if name == "machine" else table(parts.get(name), about)
+        return f"{begin}{text}\n{end}"
 
     return MARKS.sub(fill, page)
 
