@@ -233,7 +233,7 @@ class LongReset(Napping):
 
     def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.left -= 1
-        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
+        return np.zeros(2, np.float32), 1.0, self.left == 0 and self.uneven, self.left == 0 and not self.uneven, {}
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -244,8 +244,37 @@ def test_resets_have_their_weight_in_the_measurement(uneven: bool, monkeypatch: 
     measured = time_steps(env)
     assert env.resets > 4
     assert measured.mean >= 0.02 / 61  # at least one turn of a lane in 61 is a reset
-    # Episodes of equal length end together, so their resets keep no worker waiting for another.
+    # Episodes that end by a limit of steps end together, so their resets keep no worker waiting for another.
     assert (max(measured.wall) >= 0.02) == uneven
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_several_envs_are_stepped_in_turn(uneven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SECONDS", 100.0)
+    monkeypatch.setattr(measurement, "MOST", 400)
+    envs = [LongReset(uneven) for _ in range(3)]
+    measured = time_steps(*envs)
+    assert measured.mean >= 0.02 / 61
+    assert all(2 < env.resets < 6 for env in envs)
+    assert all(env.left for env in envs)  # each is within an episode
+
+
+def test_those_beside_the_measured_env_are_the_last_but_never_the_first() -> None:
+    names: Any = [str(i) for i in range(20)]
+    assert probe.Subject.among(names, 2) == ("19", 19, names[12:19])
+    assert probe.Subject.among(names[:6], 2) == ("5", 5, ["3", "4"])
+    assert probe.Subject.among(names[:2], 1) == ("1", 1, [])
+
+
+def test_an_env_that_can_exist_only_once_is_measured_alone() -> None:
+    def refuse() -> Any:
+        raise RuntimeError("the port is taken")
+
+    envs = [OneShot()]
+    found = measurement.probe(envs, [OneShot, refuse, OneShot])
+    assert len(envs) == 2
+    assert found.measurement.mean > 0
+    assert found.answers
 
 
 def test_samples_are_thinned_without_a_change_of_their_mean() -> None:

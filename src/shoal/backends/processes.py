@@ -112,9 +112,12 @@ class ProcessWorker(Worker):
         """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
-    def ask_for_measurement(self) -> None:
-        """Have its first env measured instead of attaching it to a slab: `measured` waits for it."""
-        self._send_raw(cloudpickle.dumps(("probe",)))
+    def ask_for_measurement(self, others: Sequence[bytes] = ()) -> None:
+        """Have its first env measured instead of attaching it to a slab: `measured` waits for it.
+
+        `others` are pickled functions of envs to be stepped beside it.
+        """
+        self._send_raw(cloudpickle.dumps(("probe", list(others))))
 
     def measured(self, deadline: Deadline) -> Probe:
         """What a step of its first env costs, and some of its answers."""

@@ -210,15 +210,13 @@ def measured_plan(
 ) -> Plan:
     """Measure an env in a process of its own, and choose the backend that is predicted to be the fastest.
 
-    It is built by the last of the functions: scripts give the first one what must happen once, such as a video.
     An env that cannot be measured, because it raises or wants something first, is one for processes.
     """
     count, cores = len(env_fns), usable_cores()
     if count == 1:
         return Plan("processes" if options.isolate else "serial", 1, "there is one env")
     try:
-        subject = Subject(env_fns[-1], count - 1)
-        measured = measure(subject, batch_size, options, patience, open_pool)
+        measured = measure(Subject.among(env_fns, cores), batch_size, options, patience, open_pool)
     except BadEnv as error:
         if options.isolate:
             raise

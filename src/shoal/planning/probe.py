@@ -35,6 +35,8 @@ from shoal.spaces.leaves import flatten
 from shoal.support.deadline import NEVER, Deadline
 from shoal.worker.measurement import MEASURING, Measurement, Overhead, Probe
 
+SIDE_BY_SIDE = 8  # envs that are stepped in turn, at most,
+QUICK_START = 1.0  # if the first one is there after so many seconds
 MOST_LANES = 256  # of the pool of stand-ins; what more would cost follows from these
 MOST_BYTES = 64 << 20  # of their observations
 # How often Shoal's own work is measured, and for how many seconds at least. The best round counts: a short one is not
@@ -47,10 +49,21 @@ Open = Callable[[Sequence[EnvFn], PoolOptions], Opened]
 
 
 class Subject(NamedTuple):
-    """The env that is measured: what builds it, and its number among the user's envs."""
+    """The env that is measured: what builds it, its number among the user's envs, and what builds some others."""
 
     env_fn: EnvFn
     env_id: int
+    others: Sequence[EnvFn]
+
+    @classmethod
+    def among(cls, env_fns: Sequence[EnvFn], cores: int) -> Subject:
+        """The last of the envs, and as many of those before it as a worker will have; never the first one.
+
+        Scripts give the first one what must happen once, such as a video.
+        """
+        last = len(env_fns) - 1
+        block = min(-(-len(env_fns) // cores), SIDE_BY_SIDE)
+        return cls(env_fns[last], last, env_fns[max(1, last + 1 - block) : last])
 
 
 def measure(subject: Subject, lanes: int, options: PoolOptions, patience: Patience, open_pool: Open) -> Measurement:
@@ -73,14 +86,17 @@ def _in_a_process(
     subject: Subject, start_method: str, patience: Patience
 ) -> tuple[tuple[Space[Any], Space[Any]], Probe]:
     """Build one env in a process of its own, step it for a moment, end the process."""
-    env_fn, env_id = subject
+    env_fn, env_id, others = subject
     spec = BlockSpec(0, env_id, env_id + 1, pickle_env_fns([env_fn], env_id))
     worker = ProcessWorker(spec, registry_additions(), start_method, {MEASURING: "1"})
     what = 'to be measured for backend="auto"'
     try:
+        began = time.monotonic()
         worker.launch(patience.deadline)
         summary = patience.wait(worker.built, worker, lambda: f"{worker.describe_late_start()}, {what}")
-        worker.ask_for_measurement()
+        # What is quick to build is stepped beside others, as in a pool.
+        more = pickle_env_fns(others, env_id - len(others)) if time.monotonic() - began < QUICK_START else []
+        worker.ask_for_measurement(more)
         probe = patience.wait(worker.measured, worker, lambda: f"env {env_id} is stepped, {what}")
         return summary.spaces[summary.which[0]], probe
     finally:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import resource
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
+from shoal.envs.adapt import adapt
 from shoal.envs.autoreset import MODES, RULES
 from shoal.envs.group import Answers, GroupEnv, is_group
 from shoal.memory.packed_errors import dumps
@@ -17,12 +21,14 @@ from shoal.spaces.leaves import flatten
 
 MEASURING = "SHOAL_MEASURING"  # in the environment of a process that only measures an env, and leaves no traces
 
+BUILDING = 0.1  # seconds for the envs that are stepped beside the one that is measured
 SECONDS = 0.15  # how long the env is stepped;
 LONGER = 0.6  # if its resets take long and no episode has ended by then
 FEWEST, MOST = 3, 4000  # steps, whatever their time,
 SLOW = 0.5  # unless one takes more seconds than this: then one will do
 QUICK = 50e-6  # steps that take less are timed CHUNK at a time: to read the clocks takes a good part of a microsecond
 CHUNK = 16
+ACTIONS = 61  # different ones: a prime, so that no env gets the same again and again
 KEPT = 512  # samples that are kept
 BLOCKS = 0.1  # a step that waits gives up its core; of steps that are timed together, at least so many
 LONG_RESET = 0.1  # a reset is long if it takes this part of the time of all steps so far
@@ -90,7 +96,7 @@ class _Stopwatch:
         self._cpu: list[float] = []
         self._counts: list[int] = []
         self._resets: list[int] = []  # places of resets among the samples
-        self.total, self.steps = 0.0, 0
+        self.total, self.steps, self.whole = 0.0, 0, 0
 
     def start(self) -> None:
         self._blocked, self._began, self._cpu_began = _times_blocked(), time.perf_counter(), time.process_time()
@@ -107,70 +113,77 @@ class _Stopwatch:
         self.steps += count
         return wall
 
-    def was_reset(self) -> None:
-        """The last sample was a reset: an episode is over."""
+    def was_reset(self, first: bool) -> None:
+        """The last sample was a reset. `first`: it was that of the first env, which comes after those of the others."""
         self._resets.append(len(self._counts) - 1)
+        if first:
+            self.whole = len(self._counts)
 
-    @property
-    def episodes(self) -> int:
-        """How many episodes are over."""
-        return len(self._resets)
+    def measurement(self, together: bool) -> Measurement:
+        """What the samples say.
 
-    def measurement(self) -> Measurement:
-        """What the samples say."""
-        # Whole episodes only, if there were any, so that resets have their proper weight.
-        end = self._resets[-1] + 1 if self._resets else len(self._counts)
-        counts, wall, cpu = (np.array(column[:end]) for column in (self._counts, self._wall, self._cpu))
-        mean = np.average(wall, weights=counts)
-        if self._equally_long(counts):
-            counts[self._resets] = 0
-            wall = wall * mean / np.average(wall, weights=counts)
-        return Measurement(_thinned(np.repeat(wall, counts)), float(np.average(cpu, weights=self._counts[:end])))
-
-    def _equally_long(self, counts: np.ndarray[Any, Any]) -> bool:
-        """Whether all episodes have the same number of steps.
-
-        Such envs reset all at once, so no worker waits for the resets of another: their time is a part of every step.
+        `together`: all envs are reset at the same time, so no worker waits for the resets of another. Then their time
+        is a part of every step.
         """
-        ends = np.cumsum(counts)[self._resets]
-        lengths = np.diff(ends) if len(ends) > 2 else np.array([0, 1])
-        return bool((lengths == lengths[0]).all()) and int(lengths[0]) > 1
+        # Whole episodes only, if there were any, so that resets have their proper weight.
+        end = self.whole or len(self._counts)
+        counts, wall, cpu = (np.array(column[:end]) for column in (self._counts, self._wall, self._cpu))
+        mean_wall, mean_cpu = (float(np.average(times, weights=counts)) for times in (wall, cpu))
+        if together:
+            counts[[place for place in self._resets if place < end]] = 0
+            wall = wall * (mean_wall / np.average(wall, weights=counts))
+        return Measurement(_thinned(np.repeat(wall, counts)), mean_cpu)
 
 
-def time_steps(env: Any) -> Measurement:
-    """Step an env with random actions, and leave it within an episode. Runs where the env is, in a worker."""
-    env = as_one(env)
-    actions = [env.action_space.sample() for _ in range(CHUNK)]
-    clock, watch = time.perf_counter, _Stopwatch()
+def time_steps(*envs: Any) -> Measurement:
+    """Step envs in turn with random actions, and leave each within an episode. Runs where they are, in a worker.
+
+    Several are stepped as a pool does it: what one of them keeps in the caches, the others drive out.
+    """
+    ones = [as_one(env) for env in envs]
+    actions = itertools.cycle([ones[0].action_space.sample() for _ in range(ACTIONS)])
+    clock, watch, numbers = time.perf_counter, _Stopwatch(), range(len(ones))
     began = clock()
-    env.reset()
+    ones[0].reset()
     reset_took = clock() - began
-    _, _, terminated, truncated, _ = env.step(actions[0])  # the first one loads and compiles things
-    fewest = FEWEST if clock() - began - reset_took < SLOW else 1
-    done, chunk = terminated or truncated, 1
-    while watch.steps < fewest or (watch.steps < MOST and watch.total < _time_to_spend(watch, reset_took)):
-        if done:
-            watch.start()
-            env.reset()
-            reset_took, done = watch.stop(1), False
-            watch.was_reset()
-        count = 0
-        watch.start()
-        while count < chunk and not done:
-            _, _, terminated, truncated, _ = env.step(actions[count])
-            done = terminated or truncated
-            count += 1
-        took = watch.stop(count)
-        chunk = CHUNK if took < QUICK * count else 1
-    measured = watch.measurement()
-    if done:
+    for env in ones[1:]:
         env.reset()
-    return measured
+    began = clock()
+    done = [_is_over(env.step(next(actions))) for env in ones]  # loads and compiles things
+    fewest = FEWEST if clock() - began < SLOW * len(ones) else 1
+    steps, by_limit, passes = [env.step for env in ones], True, [[i] for i in numbers]
+    while watch.steps < fewest or (watch.steps < MOST and watch.total < _time_to_spend(watch, reset_took)):
+        for i in reversed(numbers):
+            if done[i]:
+                watch.start()
+                ones[i].reset()
+                reset_took, done[i] = watch.stop(1), False
+                watch.was_reset(first=i == 0)
+        for turn in passes:
+            count = 0
+            watch.start()
+            for i in turn:
+                if not done[i]:
+                    _, _, terminated, truncated, _ = steps[i](next(actions))
+                    count += 1
+                    if terminated or truncated:
+                        done[i], by_limit = True, by_limit and not terminated
+            quick = count and watch.stop(count) < QUICK * count
+        passes = [[*numbers] * max(1, CHUNK // len(ones))] if quick else [[i] for i in numbers]
+    for i in numbers:
+        if done[i]:
+            ones[i].reset()
+    # Episodes that end by a limit of steps alone are equally long.
+    return watch.measurement(together=by_limit)
+
+
+def _is_over(answer: tuple[Any, ...]) -> bool:
+    return bool(answer[2] or answer[3])
 
 
 def _time_to_spend(watch: _Stopwatch, reset_took: float) -> float:
     """How long the steps may take. Episodes with long resets are worth it to be seen to their end."""
-    unknown = not watch.episodes and reset_took > LONG_RESET * watch.total
+    unknown = not watch.whole and reset_took > LONG_RESET * watch.total
     return LONGER if unknown else SECONDS
 
 
@@ -182,10 +195,19 @@ def _thinned(times: np.ndarray[Any, Any]) -> tuple[float, ...]:
     return tuple((means * (times.mean() / means.mean() if means.mean() else 1.0)).tolist())
 
 
-def probe(env: Any) -> Probe:
-    """Measure an env, and record some of its answers. Runs in a worker."""
-    measured = time_steps(env)
-    return Probe(measured, b"" if is_group(env) or measured.mean > HEAVY else _record(env))
+def probe(envs: list[Any], more: Iterable[Callable[[], Any]]) -> Probe:
+    """Measure the env in the list, and record some of its answers. Runs in a worker.
+
+    `more` builds others, which are stepped beside it and added to the list, as long as that takes no time.
+    """
+    first, began = envs[0], time.perf_counter()
+    with contextlib.suppress(Exception):  # some can exist only once
+        for build in () if is_group(first) else more:
+            envs.append(adapt(build()))
+            if time.perf_counter() - began > BUILDING:
+                break
+    measured = time_steps(*envs)
+    return Probe(measured, b"" if is_group(first) or measured.mean > HEAVY else _record(first))
 
 
 def _record(env: Any) -> bytes:
