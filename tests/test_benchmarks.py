@@ -40,7 +40,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(BENCHMARKS / f"{script}.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
