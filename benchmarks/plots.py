@@ -54,4 +54,5 @@ def _bars(axis: Any, rows: list[dict[str, Any]], unit: str) -> None:
     axis.tick_params(axis="x", labelsize=8)
     axis.margins(x=0.18)
     axis.set_xlim(left=min(0.0, *(row["low"] for row in rows)))
+    axis.set_ylim(-0.6, len(rows) - 0.4)
     axis.spines[["top", "right"]].set_visible(False)
