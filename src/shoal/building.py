@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,7 +103,7 @@ def build(
         plan = None
         if name == "auto":
             count = len(source.env_fns)
-            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience, opened)
+            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience, Opened)
         setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
         backend = registry.find(name if plan is None else plan.backend)(setup)  # may connect to other machines
         undo.callback(backend.close)
@@ -136,16 +136,23 @@ def build(
         return plan, shape, scheduler, first_seeds
 
 
-@contextlib.contextmanager
-def opened(env_fns: Sequence[EnvFn], options: PoolOptions) -> Iterator[Scheduler]:
-    """A pool without a face, for a while: what "auto" measures Shoal's own work with."""
-    _, _, scheduler, _ = build(env_fns, None, options, lambda error: error)
-    table = scheduler.table
-    try:
-        yield scheduler
-    finally:
+class Opened:
+    """A pool without a face, for a while: what "auto" measures Shoal's own work with.
+
+    No generator, so that warnings of the build point to the user's line: its frames would be those of another module.
+    """
+
+    def __init__(self, env_fns: Sequence[EnvFn], options: PoolOptions):
+        self._env_fns, self._options = env_fns, options
+
+    def __enter__(self) -> Scheduler:
+        _, _, self._scheduler, _ = build(self._env_fns, None, self._options, lambda error: error)
+        return self._scheduler
+
+    def __exit__(self, *_: object) -> None:
+        table = self._scheduler.table
         table.slab.withdraw()
-        scheduler.end(PoolClosed("it was only measured"))
+        self._scheduler.end(PoolClosed("it was only measured"))
         table.workers.close(Deadline.after(1.0))
         table.slab.close()
 

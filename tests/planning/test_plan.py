@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
+from shoal import building
 from shoal.backends import registry
 from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
@@ -352,6 +354,22 @@ def test_stand_ins_of_large_observations_are_few() -> None:
     assert lanes(4) == probe.MOST_LANES
     assert lanes(1024, 1024) == 64
     assert lanes(10_000, 10_000) == 1
+
+
+def test_warnings_of_the_pool_of_stand_ins_point_to_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(*_: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_globals["__name__"].startswith("shoal"):
+            frame = frame.f_back
+        seen.append(frame.f_code.co_filename)  # what `caller_level` would point to
+        raise InterruptedError
+
+    monkeypatch.setattr(building, "with_plan", look)
+    with pytest.raises(InterruptedError), building.Opened([Napping], shoal.options.PoolOptions(backend="serial")):
+        pass
+    assert seen == [__file__]
 
 
 def test_messages_make_processes_dear() -> None:
