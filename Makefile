@@ -8,7 +8,7 @@ TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf lint types faults soak bench bench-graph \
+.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf lint types faults soak bench bench-quick bench-graph \
 	fuzz sanitize clean
 
 help:
@@ -18,6 +18,7 @@ help:
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
+	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
 	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
 	@echo "make soak      $(MINUTES) minutes of random faults under load"
@@ -139,6 +140,8 @@ types: $(VENV)/.ready
 
 bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/throughput.py
+	$(BENCH_VENV)/bin/python benchmarks/infos.py
+	$(BENCH_VENV)/bin/python benchmarks/trainers.py
 	$(BENCH_VENV)/bin/python benchmarks/auto.py
 	$(BENCH_VENV)/bin/python benchmarks/tune.py
 	$(BENCH_VENV)/bin/python benchmarks/latency_sleep.py
@@ -149,6 +152,10 @@ bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/puffer.py --agents
 	$(BENCH_VENV)/bin/python benchmarks/faults.py
 	$(BENCH_VENV)/bin/python benchmarks/ray_actors.py
+
+bench-quick: $(BENCH_VENV)/.ready
+	$(BENCH_VENV)/bin/python benchmarks/quick.py
+	$(BENCH_VENV)/bin/python tools/fill_performance.py
 
 bench-graph: $(VENV)/.ready $(TF_VENV)/.ready
 	$(TF_VENV)/bin/python benchmarks/py_environments.py

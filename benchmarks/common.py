@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,22 +31,40 @@ def parser(about: str, seconds: float, rounds: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=about)
     made.add_argument("--seconds", type=float, default=seconds, help="length of each run (%(default)s)")
     made.add_argument("--rounds", type=int, default=rounds, help="runs of each contender (%(default)s)")
+    made.add_argument("--limit", type=float, metavar="S", help="begin no round of a comparison after so many seconds")
     made.add_argument("--out", type=Path, default=RESULTS, help="folder for the results (%(default)s)")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the JSON here too")
     return made
+
+
+def quick_option(made: argparse.ArgumentParser) -> None:
+    """Add the option that cuts everything short."""
+    made.add_argument("--quick", action="store_true", help="short runs, for a look")
 
 
 def matrix_options(made: argparse.ArgumentParser) -> None:
     """Add the options of scripts that run envs x numbers."""
-    made.add_argument("--quick", action="store_true", help="short runs, for a look")
+    quick_option(made)
     made.add_argument("--only", nargs="+", choices=list(envs.ALL), metavar="ENV", help=", ".join(envs.ALL))
     made.add_argument("-n", "--num-envs", type=int, nargs="+", default=[8, 64, 1024], metavar="N")
 
 
 def settings(options: argparse.Namespace) -> bench.Settings:
     """Return how long and how often; `--quick` cuts both."""
+    seconds, rounds = options.seconds, options.rounds
     if getattr(options, "quick", False):
-        return bench.Settings(seconds=min(0.3, options.seconds), rounds=min(3, options.rounds))
-    return bench.Settings(seconds=options.seconds, rounds=options.rounds)
+        seconds, rounds = min(0.2, seconds), min(5, rounds)
+    return bench.Settings(seconds=seconds, rounds=rounds, limit=options.limit)
+
+
+def in_turns(names: Sequence[str], rounds: int, limit: float | None = None) -> Iterator[tuple[int, str]]:
+    """Yield (round, name): each name once a round, in an order that changes. No round begins after `limit` seconds."""
+    began = time.monotonic()
+    for number in range(rounds):
+        if number and limit is not None and time.monotonic() - began > limit:
+            return
+        for name in random.Random(number).sample(list(names), len(names)):
+            yield number, name
 
 
 def matrix(options: argparse.Namespace, field: Callable[[int], list[Contender]]) -> list[Cell]:
@@ -74,11 +94,20 @@ def show(results: Iterable[bench.Result]) -> None:
     report.show(list(results), Console())
 
 
-def save(folder: Path, name: str, results: Sequence[bench.Result], **more: Any) -> None:
-    """Write NAME.json, NAME.md and NAME.png."""
+def write(options: argparse.Namespace, name: str, document: dict[str, Any]) -> None:
+    """Write NAME.json, and once more where `--json` says."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    for path in filter(None, (options.out / f"{name}.json", options.json)):
+        path.write_text(report.as_json({"machine": doctor.facts(), **document}))
+        Console(stderr=True).print(f"saved {path}")
+
+
+def save(folder: Path, name: str, results: Sequence[bench.Result], json: Path | None = None, **more: Any) -> None:
+    """Write NAME.json, NAME.md and NAME.png, and the JSON once more where `json` says."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {**report.as_dict(results, doctor.facts()), **more}
-    (folder / f"{name}.json").write_text(report.as_json(document))
+    for path in filter(None, (folder / f"{name}.json", json)):
+        path.write_text(report.as_json(document))
     (folder / f"{name}.md").write_text(f"# {name}\n\n{markdown(results)}")
     try:
         report.check_plot(folder / f"{name}.png")

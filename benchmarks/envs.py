@@ -148,6 +148,70 @@ class Sleep1ms(LogNormalSleep):
     sigma = 0.0
 
 
+class NoWork(gymnasium.Env[np.ndarray, np.int64]):
+    """A step does nothing: what is left is what the vector env costs."""
+
+    episode = 200
+    observation_space = spaces.Box(-1, 1, (4,), np.float32)
+    action_space = spaces.Discrete(2)
+    nothing = np.zeros(4, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin."""
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.nothing.copy(), {}
+
+    def step(self, action: np.int64) -> Step:
+        """Count."""
+        self.steps += 1
+        return self.nothing.copy(), 1.0, False, self.steps >= self.episode, {}
+
+
+class FiveInfos(NoWork):
+    """The same with five numbers as an info at each step, as MuJoCo's envs and most simulators have them."""
+
+    def step(self, action: np.int64) -> Step:
+        """Count, and tell."""
+        self.steps += 1
+        at = 0.5 * self.steps
+        info = {"x_position": at, "x_velocity": 1.5, "reward_forward": at, "reward_ctrl": -0.25, "steps": self.steps}
+        return self.nothing.copy(), 1.0, False, self.steps >= self.episode, info
+
+
+class LongReset(NoWork):
+    """A step takes 20 microseconds of CPU, and a reset 5 milliseconds: a level is generated, a scene is loaded."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Compute for a while."""
+        _compute(5e-3)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: np.int64) -> Step:
+        """Compute for a moment."""
+        _compute(20e-6)
+        return super().step(action)
+
+
+def _compute(seconds: float) -> None:
+    stop = time.thread_time() + seconds
+    while time.thread_time() < stop:
+        pass
+
+
+class _WithoutInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Takes the infos away."""
+
+    def step(self, action: Any) -> Any:
+        """Step, and tell nothing."""
+        return (*self.env.step(action)[:4], {})
+
+
+def bare_cheetah() -> Any:
+    """Return a HalfCheetah-v5 whose steps have no infos."""
+    return _WithoutInfos(gymnasium.make("HalfCheetah-v5"))
+
+
 # name on the command line -> what `shoal.cli.work.env_fn` takes
 ALL = {
     "CartPole": "CartPole-v1",

@@ -64,7 +64,7 @@ def main() -> None:
     ceilings = {batch: ceiling(number, batch) for batch in options.batch_size}
     for batch, part in ceilings.items():
         Console().print(f"  ceiling of batches of {batch} out of {number}: {part:.2f} of the limit")
-    common.save(options.out, "latency_sleep", results, ceilings=ceilings)
+    common.save(options.out, "latency_sleep", results, json=options.json, ceilings=ceilings)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,8 @@ def main() -> None:
             results.append(bench.measure(work, field(work, best_two(tries[-1])), how, notify))
             judged += judge(name, results[-1])
             # After each part: the whole of it takes long, and what is there should not be lost.
-            common.save(options.out, "puffer", results, settings=[one.as_dict() for one in tries], ratios=judged)
+            more = {"settings": [one.as_dict() for one in tries], "ratios": judged}
+            common.save(options.out, "puffer", results, json=options.json, **more)
     for tried, result in zip(tries, results, strict=True):
         show_settings(tried)
         common.show([result])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
@@ -9,8 +10,11 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+import shoal
 from shoal import Plan
-from shoal.cli.contenders import Runner, ShoalAsync, ShoalPool, Tally, VectorRunner
+from shoal.cli.contenders import Runner, ShoalAsync, ShoalPool, ShoalVector, Tally, VectorRunner
 from shoal.cli.work import Work
 
 
@@ -79,6 +83,25 @@ def step_all(envs: list[Any], over: list[bool], actions: Any) -> None:
         else:
             _, _, terminated, truncated, _ = env.step(actions[i])
             over[i] = terminated or truncated
+
+
+class ShoalSB3(ShoalVector):
+    """Shoal's VecEnv, as `shoal.make(..., api="sb3")` gives it; it resets within the step that ended an episode."""
+
+    make = staticmethod(functools.partial(shoal.make, api="sb3"))
+
+    def __init__(self, work: Work, backend: str = "auto", **options: Any) -> None:
+        super().__init__(work, backend, **options)
+        self.step = self._step
+
+    def reset(self) -> None:
+        """Reset all envs."""
+        self.envs.seed(self.work.seed)
+        self.envs.reset()
+
+    def _step(self, actions: Any) -> None:
+        _, _, dones, _ = self.envs.step(actions)
+        self.extra_resets += int(np.count_nonzero(dones))
 
 
 class ShoalPlanned(Runner):

@@ -6,7 +6,6 @@ nothing else; `script` adds the start of the interpreter and all imports, as a u
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from typing import Any
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import common
-from shoal.cli import doctor, peers
+from shoal.cli import peers
 from shoal.cli.contender_process import ContenderLost, ContenderProcess
 from shoal.cli.contenders import Contender, Role, ShoalVector
 from shoal.cli.work import Work, probe
@@ -101,9 +100,7 @@ def main() -> None:
     for name, one in found.items():
         if one["note"]:
             Console().print(f"  {name}: {one['note']}", style="dim")
-    options.out.mkdir(parents=True, exist_ok=True)
-    document = {"machine": doctor.facts(), "env": options.env, "workers": options.num_envs, "starts": found}
-    (options.out / "startup.json").write_text(json.dumps(document, indent=2) + "\n")
+    common.write(options, "startup", {"env": options.env, "workers": options.num_envs, "starts": found})
 
 
 if __name__ == "__main__":

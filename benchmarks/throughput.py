@@ -5,10 +5,17 @@ python benchmarks/throughput.py --quick --only CartPole -n 64
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import common
 from runners import LoopsInStep
 from shoal.cli import contenders, peers
 from shoal.cli.contenders import Contender, Role
+
+
+def quickly(peer: Contender) -> Contender:
+    """Return a peer that starts in no time: workers that are forked run the same."""
+    return replace(peer, options={"start_method": "fork"}) if peer.runner is peers.SB3Subproc else peer
 
 
 def main() -> None:
@@ -21,14 +28,14 @@ def main() -> None:
     cores = common.cores()
 
     def field(number: int) -> list[Contender]:
-        others = [] if options.no_peers else peers.others(cores)
+        others = [] if options.no_peers else [quickly(one) if options.quick else one for one in peers.others(cores)]
         shoals = contenders.shoals(contenders.BACKENDS)
         meeting = Contender(f"{cores} loops in step", LoopsInStep, {"cores": cores}, Role.LOOP)
         return [*contenders.limits(cores), *([meeting] if cores > 1 else []), *shoals, *peers.gymnasiums(), *others]
 
     results = common.measure(common.matrix(options, field), common.settings(options))
     common.show(results)
-    common.save(options.out, options.name, results)
+    common.save(options.out, options.name, results, json=options.json)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from shoal.engine.scheduler import Scheduler
 from shoal.engine.timeouts import Patience
 from shoal.engine.workers import Workers
 from shoal.envs.autoreset import RULES
+from shoal.envs.functions import EnvFn
 from shoal.envs.group import MODES
-from shoal.errors import BadEnv, ShoalError, SpaceMismatch
+from shoal.errors import BadEnv, PoolClosed, ShoalError, SpaceMismatch
 from shoal.memory.answers import Frames, frames_to_lend
 from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.slab import Layout, Slab
@@ -103,7 +104,7 @@ def build(
         plan = None
         if name == "auto":
             count = len(source.env_fns)
-            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience)
+            plan = measured_plan(source.env_fns, options, _expected_batch(options, count), patience, Opened)
         setup = BackendSetup(source.count, options.num_workers, options.backend_options or {}, options.start_method)
         backend = registry.find(name if plan is None else plan.backend)(setup)  # may connect to other machines
         undo.callback(backend.close)
@@ -134,6 +135,27 @@ def build(
         })  # fmt: skip
         undo.pop_all()
         return plan, shape, scheduler, first_seeds
+
+
+class Opened:
+    """A pool without a face, for a while: what "auto" measures Shoal's own work with.
+
+    No generator, so that warnings of the build point to the user's line: its frames would be those of another module.
+    """
+
+    def __init__(self, env_fns: Sequence[EnvFn], options: PoolOptions):
+        self._env_fns, self._options = env_fns, options
+
+    def __enter__(self) -> Scheduler:
+        _, _, self._scheduler, _ = build(self._env_fns, None, self._options, lambda error: error)
+        return self._scheduler
+
+    def __exit__(self, *_: object) -> None:
+        table = self._scheduler.table
+        table.slab.withdraw()
+        self._scheduler.end(PoolClosed("it was only measured"))
+        table.workers.close(Deadline.after(1.0))
+        table.slab.close()
 
 
 def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:

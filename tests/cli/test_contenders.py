@@ -170,6 +170,12 @@ def test_peers_run_where_they_are_installed(contender: Contender) -> None:
     assert all(row.rates)
 
 
+def test_no_round_begins_after_the_limit() -> None:
+    settings = bench.Settings(seconds=0.02, rounds=50, limit=0.0)
+    (row,) = bench.measure(work(), [Contender("loop", PlainLoop)], settings).rows
+    assert len(row.rates) == 1
+
+
 def test_envpool_is_told_from_python() -> None:
     assert not EnvPoolRunner.python
     assert GymnasiumAsync.python

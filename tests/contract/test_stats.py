@@ -161,6 +161,33 @@ def test_faces_that_take_only_a_step_count_what_they_copy() -> None:
     envs.close()
 
 
+class TalkingEnv(CountEnv):
+    """Returns texts as infos at each step, which have no arrays."""
+
+    texts = {f"key {i}": f"text {i}" for i in range(100)}
+
+    def step(self, action: Any) -> Any:
+        return (*super().step(action)[:4], self.texts)
+
+
+def test_the_verdict_names_infos_where_they_take_the_time() -> None:
+    with shoal.make(TalkingEnv, 32, backend="serial") as envs:
+        envs.reset(seed=0)
+        before = envs.pool.stats()
+        for _ in range(30):
+            envs.step(zeros(32))
+        stats = envs.pool.stats() - before
+    assert "infos take" in stats.verdict
+
+
+@pytest.mark.parametrize("where", ["serial", "processes"])
+def test_infos_that_travel_are_counted(where: Any) -> None:
+    with Pool(TalkingEnv, 4, backend=where) as pool:
+        assert run(pool, 4).shares.infos > 0
+    with Pool(CountEnv, 4, backend=where) as pool:
+        assert run(pool, 4).shares.infos >= 0
+
+
 @pytest.mark.parametrize("where", ["serial", "processes"])
 def test_restarts_are_counted(where: Any) -> None:
     class Fragile(CountEnv):

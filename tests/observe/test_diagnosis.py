@@ -24,6 +24,7 @@ def made(
     wait: float = 0.9,
     caller: float = 0.0,
     copying: float = 0.0,
+    infos: float = 0.0,
     stragglers: float = 0.0,
     waking: float = 0.0,
     resets: float = 0.0,
@@ -42,7 +43,7 @@ def made(
     pool = np.zeros(16, np.int64)
     for place, share in (
         (c.POOL_WAIT_NS, wait), (c.POOL_CALLER_NS, caller), (c.POOL_COPY_NS, copying),
-        (c.POOL_STRAGGLER_NS, stragglers), (c.POOL_WAKE_NS, waking),
+        (c.POOL_STRAGGLER_NS, stragglers), (c.POOL_WAKE_NS, waking), (c.POOL_INFO_NS, infos),
     ):  # fmt: skip
         pool[place] = share * total
     pool[c.POOL_BATCHES] = batches
@@ -82,7 +83,14 @@ def test_shares_make_up_the_whole() -> None:
     assert shares.resets == pytest.approx(0.2)
     assert shares.envs == pytest.approx(0.2)
     assert (shares.copying, shares.caller) == pytest.approx((0.1, 0.2))
-    assert shares.pool == pytest.approx(0.1)
+    assert (shares.pool, shares.infos) == pytest.approx((0.1, 0.0))
+    assert sum(vars(shares).values()) == pytest.approx(1)
+
+
+def test_infos_are_no_part_of_copying() -> None:
+    shares = made(wait=0.6, copying=0.3, infos=0.2).shares
+    assert (shares.copying, shares.infos) == pytest.approx((0.1, 0.2))
+    assert made(wait=0.6, copying=0.3, infos=0.9).shares.copying == 0.0
     assert sum(vars(shares).values()) == pytest.approx(1)
 
 
@@ -143,6 +151,7 @@ def test_durations_have_the_unit_that_fits(seconds: float, text: str) -> None:
         ({"waking": 0.4, "wakes": 0.05}, ["takes 500 us to wake up: is something else using the cores?"]),
         ({"waking": 0.4, "blocks": (1,) * 5}, ["5 workers share 2 cores: use fewer workers"]),
         ({"copying": 0.3, "wait": 0.6}, ["copying takes 30%", "copy=False"]),
+        ({"copying": 0.3, "infos": 0.25, "wait": 0.6}, ["infos take 25%", "numbers under the same keys"]),
         ({"wait": 0.6}, ["Shoal's own work takes 40%", "larger batches"]),
         ({"resets": 0.5}, ["resets take 45% of the time, the steps 45%"]),
         ({}, ["the envs take 90% of the time: faster envs or more cores will help"]),

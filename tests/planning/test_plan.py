@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +17,16 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
+from shoal import building
 from shoal.backends import registry
 from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
+from shoal.planning import probe
 from shoal.planning.plan import Plan, _choose, fixed_plan, predict, worker_counts
-from shoal.support.cores import cores_beside
-from shoal.worker.measurement import Measurement, time_steps
+from shoal.support.cores import cores_beside, usable_cores
+from shoal.worker import measurement
+from shoal.worker.measurement import KEPT, Measurement, Overhead, _thinned, time_steps
 
 COMPUTES = Measurement((6e-6,) * 100, 6e-6)
 HEAVY = Measurement((500e-6,) * 100, 500e-6)
@@ -112,17 +117,66 @@ def test_auto_measures_in_a_process_and_says_what_it_chose() -> None:
         assert pool.plan.backend in ("threads", "processes")
         assert pool.plan.measured is not None
         assert pool.plan.measured.mean > 0.0015
+        assert pool.plan.expected is not None
+        assert f"expected {pool.plan.expected:,.0f} steps/s" in pool.plan.reason
         assert "waiting" in str(pool.plan)
         assert pool.plan.num_workers == 6
         pool.reset(seed=0)
         assert pool.step(np.zeros(6, np.int64)).reward.tolist() == [1.0] * 6
 
 
-def test_auto_tells_of_an_env_that_raises_while_it_is_measured() -> None:
-    with pytest.raises(ZeroDivisionError, match="in the probe") as caught:
-        shoal.Pool(Broken, 4)
-    assert isinstance(caught.value, shoal.EnvError)
-    assert caught.value.env_id == 0
+class Guarded(Napping):
+    """Refuses to be reset without options."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if options is None:
+            raise KeyError("level")
+        return super().reset(seed=seed)
+
+
+class Crashing(Napping):
+    """Ends its process in its first step."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(("kind", "says"), [(Broken, "in the probe"), (Guarded, "level"), (Crashing, "exit code 3")])
+def test_an_env_that_cannot_be_measured_is_run_in_processes(kind: type[Napping], says: str) -> None:
+    with shoal.Pool(kind, 4) as pool:
+        assert pool.plan.backend == "processes"
+        assert pool.plan.num_workers == min(usable_cores(), 4)
+        assert pool.plan.reason.startswith("it could not be measured")
+        assert says in pool.plan.reason
+        if kind is Guarded:
+            pool.reset(options={"level": 1})
+            assert pool.step(np.zeros(4, np.int64)).reward.tolist() == [1.0] * 4
+
+
+def test_an_env_that_raises_is_told_of_when_the_user_steps_it() -> None:
+    with shoal.Pool(Broken, 4) as pool:
+        pool.reset()
+        with pytest.raises(ZeroDivisionError, match="in the probe"):
+            pool.step(np.zeros(4, np.int64))
+
+
+def test_the_first_env_is_not_the_one_that_is_measured(tmp_path: Path) -> None:
+    def first() -> Any:
+        (tmp_path / str(os.getpid())).touch()  # as a script that records a video of env 0
+        return gymnasium.make("CartPole-v1")
+
+    def other() -> Any:
+        return gymnasium.make("CartPole-v1")
+
+    with shoal.Pool([first, other, other]) as pool:
+        assert pool.plan.measured is not None
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_single_env_is_not_measured(isolate: bool) -> None:
+    with shoal.Pool(Napping, 1, isolate=isolate) as pool:
+        assert pool.plan == Plan("processes" if isolate else "serial", 1, "there is one env")
 
 
 def test_auto_runs_in_this_process_what_cannot_be_sent_to_another() -> None:
@@ -166,6 +220,168 @@ def test_a_vector_env_can_be_measured(mode: AutoresetMode) -> None:
     assert len(time_steps(adapt(env)).wall) > 1
 
 
+class LongReset(Napping):
+    """Its episodes have 50 steps of no time, or 40 and 60 in turn, and resets that sleep."""
+
+    resets = left = 0
+
+    def __init__(self, uneven: bool = False):
+        self.uneven = uneven
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.resets, self.left = self.resets + 1, 50 + self.uneven * (10 if self.resets % 2 else -10)
+        time.sleep(0.02)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0 and self.uneven, self.left == 0 and not self.uneven, {}
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_resets_have_their_weight_in_the_measurement(uneven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SECONDS", 100.0)
+    monkeypatch.setattr(measurement, "MOST", 400)  # steps end it, not the time
+    env = LongReset(uneven)
+    measured = time_steps(env)
+    assert env.resets > 4
+    assert measured.mean >= 0.02 / 61  # at least one turn of a lane in 61 is a reset
+    # Episodes that end by a limit of steps end together, so their resets keep no worker waiting for another.
+    assert (max(measured.wall) >= 0.02) == uneven
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_several_envs_are_stepped_in_turn(uneven: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "SECONDS", 100.0)
+    monkeypatch.setattr(measurement, "MOST", 400)
+    envs = [LongReset(uneven) for _ in range(3)]
+    measured = time_steps(*envs)
+    assert measured.mean >= 0.02 / 61
+    assert all(2 < env.resets < 6 for env in envs)
+    assert all(env.left for env in envs)  # each is within an episode
+
+
+def test_those_beside_the_measured_env_are_the_last_but_never_the_first() -> None:
+    names: Any = [str(i) for i in range(20)]
+    assert probe.Subject.among(names, 2) == ("19", 19, names[12:19])
+    assert probe.Subject.among(names[:6], 2) == ("5", 5, ["3", "4"])
+    assert probe.Subject.among(names[:2], 1) == ("1", 1, [])
+
+
+def test_an_env_that_can_exist_only_once_is_measured_alone() -> None:
+    def refuse() -> Any:
+        raise RuntimeError("the port is taken")
+
+    envs = [OneShot()]
+    found = measurement.probe(envs, [OneShot, refuse, OneShot])
+    assert len(envs) == 2
+    assert found.measurement.mean > 0
+    assert found.answers
+
+
+def test_samples_are_thinned_without_a_change_of_their_mean() -> None:
+    times = np.array([1e-6] * 5000 + [1e-2])
+    thinned = _thinned(times)
+    assert len(thinned) == KEPT
+    assert np.mean(thinned) == pytest.approx(times.mean())
+    assert max(thinned) > 1e-4
+    assert _thinned(np.array([2e-6])) == (2e-6,)
+
+
+# ---- what Shoal adds -----------------------------------------------------------------------------------------
+
+
+class Telling(Napping):
+    """Returns an info at each step."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {f"key_{i}": str(i) for i in range(20)}
+
+
+class Quiet(Napping):
+    """The same without infos."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class Private(Napping):
+    """Returns what no other process can load."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {"lock": threading.Lock()}
+
+
+def test_infos_are_a_part_of_the_measurement() -> None:
+    def added(kind: type[Napping]) -> Overhead:
+        with shoal.Pool(kind, 8, isolate=True) as pool:
+            assert pool.plan.measured is not None
+            assert pool.plan.measured.overhead is not None
+            return pool.plan.measured.overhead
+
+    telling, quiet = added(Telling), added(Quiet)
+    assert telling.pack > 0 < telling.unpack
+    assert quiet.pack == quiet.unpack == 0
+    assert quiet.lane > 0 < quiet.caller
+
+
+def test_what_cannot_be_recorded_leaves_the_usual_overhead() -> None:
+    with shoal.Pool(Private, 2, isolate=True) as pool:
+        assert pool.plan.measured is not None
+        assert pool.plan.measured.overhead is None
+
+
+class Mistaken(Napping):
+    """Returns observations that are not of its space."""
+
+    def step(self, action: np.int64) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(7, np.float32), 1.0, False, False, {}
+
+
+def test_answers_that_a_pool_refuses_are_told_of_when_the_user_steps() -> None:
+    with shoal.Pool(Mistaken, 2, isolate=True) as pool:
+        assert pool.plan.measured is not None
+        assert pool.plan.measured.overhead is None
+        pool.reset()
+        with pytest.raises(shoal.BadObservation):
+            pool.step(np.zeros(2, np.int64))
+
+
+def test_stand_ins_of_large_observations_are_few() -> None:
+    def lanes(*shape: int) -> int:
+        return probe._lanes_that_fit(gymnasium.spaces.Box(0, 255, shape, np.uint8))
+
+    assert lanes(4) == probe.MOST_LANES
+    assert lanes(1024, 1024) == 64
+    assert lanes(10_000, 10_000) == 1
+
+
+def test_warnings_of_the_pool_of_stand_ins_point_to_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(*_: Any) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame.f_globals["__name__"].startswith("shoal"):
+            frame = frame.f_back
+        seen.append(frame.f_code.co_filename)  # what `caller_level` would point to
+        raise InterruptedError
+
+    monkeypatch.setattr(building, "with_plan", look)
+    with pytest.raises(InterruptedError), building.Opened([Napping], shoal.options.PoolOptions(backend="serial")):
+        pass
+    assert seen == [__file__]
+
+
+def test_messages_make_processes_dear() -> None:
+    silent = Measurement((10e-6,) * 10, 10e-6, Overhead(4e-6, 0.3e-6))
+    telling = replace(silent, overhead=Overhead(4e-6, 0.3e-6, 10e-6, 10e-6))
+    assert _choose(silent, 64, 64, 2, None, False).backend == "hybrid"
+    assert _choose(telling, 64, 64, 2, None, False).backend == "serial"
+    for backend in ("hybrid", "processes"):
+        assert predict(telling, backend, 2, 64, 64, 2) > predict(silent, backend, 2, 64, 64, 2) + 64 * 5e-6
+    assert predict(telling, "serial", 1, 64, 64, 2) == predict(silent, "serial", 1, 64, 64, 2)
+
+
 def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
     with pytest.raises(ValueError, match="isolate"):
         shoal.Pool(Napping, 2, backend="hybrid", isolate=True)
@@ -173,10 +389,12 @@ def test_isolation_and_a_backend_without_it_contradict_each_other() -> None:
 
 # ---- plans that users keep -----------------------------------------------------------------------------------
 
+OVERHEAD = {"caller": 1.0, "lane": 1.0, "pack": 1.0, "unpack": 1.0}
+MEASURED = Plan("serial", 1, "measured", Measurement((1e-6, 2e-6), 1e-6, Overhead(4e-6, 1e-6, 2e-6, 3e-6)))
 TUNED = Plan("processes", 3, "tuned", Measurement((1e-6, 2.5e-6), 1.5e-6), 7, 5, (0, 300_000))
 
 
-@pytest.mark.parametrize("plan", [TUNED, Plan("serial", 1), Plan("threads", 2, num_envs=2)], ids=str)
+@pytest.mark.parametrize("plan", [TUNED, MEASURED, Plan("serial", 1), Plan("threads", 2, num_envs=2)], ids=str)
 def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
@@ -200,6 +418,9 @@ def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
         ({"measured": {"wall": [], "cpu": 1.0}}, "measured.wall"),
         ({"measured": {"wall": [1.0]}}, "measured"),
         ({"measured": {"wall": ["a"], "cpu": 1.0}}, "measured.wall"),
+        ({"measured": {"wall": [1.0], "cpu": 1.0, "overhead": {"caller": 1}}}, "measured.overhead"),
+        ({"measured": {"wall": [1.0], "cpu": 1.0, "overhead": {**OVERHEAD, "lane": "a"}}}, "measured.overhead.lane"),
+        ({"expected": "fast"}, "expected"),
         ({"version": 99}, "version 1, found 99"),
         ({"what": "shoal snapshot"}, "shoal plan"),
         ({"colour": "blue"}, "unknown: colour"),

@@ -35,7 +35,7 @@ from shoal.ranks import without_launcher
 from shoal.support import processes
 from shoal.support.deadline import Deadline
 from shoal.support.foreign_code import guarded
-from shoal.worker.measurement import Measurement
+from shoal.worker.measurement import Probe
 
 GRACE = 1.0  # seconds from a request to leave until SIGTERM, and from that until SIGKILL
 STACK_LINES = 24  # of a Python stack that goes into a message
@@ -112,14 +112,17 @@ class ProcessWorker(Worker):
         """How its descendants are found: the mark in their environment, and the process that headed their session."""
         return None if self._self is None else (self._mark, self._self)
 
-    def ask_for_measurement(self) -> None:
-        """Have its first env measured instead of attaching it to a slab: `measured` waits for it."""
-        self._send_raw(cloudpickle.dumps(("probe",)))
+    def ask_for_measurement(self, others: Sequence[bytes] = ()) -> None:
+        """Have its first env measured instead of attaching it to a slab: `measured` waits for it.
 
-    def measured(self, deadline: Deadline) -> Measurement:
-        """What a step of its first env costs."""
-        measurement: Measurement = self._first_words(deadline)
-        return measurement
+        `others` are pickled functions of envs to be stepped beside it.
+        """
+        self._send_raw(cloudpickle.dumps(("probe", list(others))))
+
+    def measured(self, deadline: Deadline) -> Probe:
+        """What a step of its first env costs, and some of its answers."""
+        probe: Probe = self._first_words(deadline)
+        return probe
 
     def attach(self, slab: Slab, config: StepperConfig, pool_bell: Any) -> None:
         assert slab.fd is not None

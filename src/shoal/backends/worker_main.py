@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import queue
 import select
@@ -33,7 +34,7 @@ from shoal.support.copies_of_process import Home
 from shoal.support.limits import start_thread
 from shoal.worker.base import WorkerChannel
 from shoal.worker.building import BuildError
-from shoal.worker.measurement import time_steps
+from shoal.worker.measurement import probe
 
 HEAD = struct.Struct("=qQ")  # of a crash log: the env that is being built, -1 for none; the main thread's ident
 DING = b""  # an empty message: the twin's doorbell
@@ -202,7 +203,7 @@ class _ProcessLife(Life):
         message = self._loaded(self._connection.recv_bytes())
         if message[0] == "probe":  # it is only measured
             try:
-                self.say(time_steps(envs[0]))
+                self.say(probe(envs, [functools.partial(_built, data) for data in message[1]]))
             except BaseException as error:
                 self.say(BuildError(0, pack_error(error, "step or reset")))
         if message[0] in ("probe", "close", "failed"):
@@ -232,6 +233,10 @@ class _ProcessLife(Life):
                 self._read = (self._read + 1) & 0xFFFFFFFF
                 return unpack_command(data)
         return None
+
+
+def _built(env_fn: bytes) -> Any:
+    return loads(env_fn)()
 
 
 if __name__ == "__main__":

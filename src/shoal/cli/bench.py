@@ -37,6 +37,7 @@ class Settings:
     seed: int = 0
     theft: float = 0.05  # cores; a run from which other machines took more is repeated,
     tries: int = 4  # at most so often, and the least disturbed try counts
+    limit: float | None = None  # seconds after which no round is begun; one is run in any case
 
     @property
     def warm(self) -> float:
@@ -247,7 +248,10 @@ def measure(
                 entry.open()
         limit = next((entry for entry in entries if entry.row.contender.role is Role.LIMIT), None)
         others = [entry for entry in entries if entry is not limit]
+        began = time.monotonic()
         for number in range(settings.rounds):
+            if number and settings.limit is not None and time.monotonic() - began > settings.limit:
+                break
             around = [limit.run()] if limit else []
             shuffled = order.sample(others, len(others))
             for entry in shuffled:

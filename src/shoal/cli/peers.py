@@ -69,7 +69,7 @@ class SB3Subproc(SB3Dummy):
         """Fork the workers if the default start method needs too much memory."""
         available = processes.available_memory()
         self.forks = available is not None and self.work.num_envs * self.worker_bytes > available // 2
-        return super().make(library, **({"start_method": "fork"} if self.forks else {}))
+        return super().make(library, **({"start_method": "fork"} if self.forks else options))
 
     def note(self) -> str:
         return "forked: its default start method needs too much memory here" if self.forks else ""

@@ -30,7 +30,7 @@ TICK = 0.25  # seconds between two moves of the progress bar
 SLACK = 30.0  # seconds that py-spy may take in addition
 COLOURS = {
     "envs": "#0072b2", "resets": "#56b4e9", "stragglers": "#d55e00", "waking": "#e69f00", "copying": "#cc79a7",
-    "pool": "#009e73", "caller": "#999999",
+    "infos": "#882255", "pool": "#009e73", "caller": "#999999",
 }  # fmt: skip
 
 

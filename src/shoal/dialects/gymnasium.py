@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy as copying
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import Any
@@ -19,6 +20,7 @@ from gymnasium.vector.vector_env import AutoresetMode
 from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
 from shoal.errors import StepTimeout
+from shoal.memory.answers import Ready
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import CLOSE_TIMEOUT
 
@@ -114,7 +116,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
             if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
                 self._begin("step_async")
             ready = self._exchange(actions)
-            return (*self.pool.data.take_step(ready), self._join_infos(ready.infos) if ready.infos else {})
+            infos = self._infos(ready) if ready.infos else {}
+            return (*self.pool.data.take_step(ready), infos)
 
     @in_turn
     def step_async(self, actions: Any) -> None:
@@ -128,7 +131,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """The result of the step that was started."""
         with self._finishing(AsyncState.WAITING_STEP, timeout):
             ready = self._collect(self.pool.wait, timeout)
-        return (*self.pool.data.take_step(ready), self._join_infos(ready.infos))
+        infos = self._infos(ready)
+        return (*self.pool.data.take_step(ready), infos)
 
     @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -203,6 +207,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         except StepTimeout as error:
             message = f"The call to `{name}_wait` has timed out after {timeout} second(s): {error}"
             raise WaitTimeout(message, error.env_ids) from None
+
+    def _infos(self, ready: Ready) -> dict[str, Any]:
+        began_ns = time.monotonic_ns()
+        infos = self._join_infos(ready.infos)
+        self.pool.data.spent_on_infos(began_ns)
+        return infos
 
 
 class SyncVectorEnv(VectorEnv):

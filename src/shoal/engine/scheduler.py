@@ -351,6 +351,7 @@ class Scheduler:
         Raises the first env's error, if one raised.
         """
         infos = {}
+        began_ns = time.monotonic_ns() if status else 0
         if status & STATUS_NOTE:
             notes = self._collector.take_notes(ids, deadline)
             if notes is None:
@@ -369,6 +370,8 @@ class Scheduler:
             infos = {note.lane: note.info for _, note in notes if note.info}
         if status & (STATUS_FINAL | STATUS_INFO):
             infos = self._frames.infos(Ready(ids, first, slot, infos), status)
+        if status:
+            self._frames.spent_on_infos(began_ns)
         if self._user_resets:
             self._note_must_reset(ids, self._frames.ended(ids))
         if self._replaces:

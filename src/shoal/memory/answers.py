@@ -8,6 +8,7 @@ the last observations of the envs that it leaves alone, and repeats them as the 
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from shoal.batch import Batch
 from shoal.memory.infos import InfoReader, Infos, with_final
 from shoal.memory.messages import STATUS_FINAL, STATUS_INFO
 from shoal.memory.slab import Slab
+from shoal.native import layout
 from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
 from shoal.support.checks import Ids
 
@@ -71,6 +73,7 @@ class Frames:
         self._slot, self._status = slab.array("slot"), slab.array("status")
         self._info_rows = InfoReader(slab) if "info_rows" in slab.layout.fields else None
         self._fields = {name: slab.array(name) for name in FIELDS}
+        self._pool_stats = slab.array("pool_stats")
         if "present" in slab.layout.fields:
             self._fields["present"] = slab.array("present")
         self._obs, self._finals = slab.leaf_arrays("obs", self._leaves), slab.leaf_arrays("final", self._leaves)
@@ -229,6 +232,10 @@ class Frames:
         if leaf.kind is Kind.ARRAY:
             return rows
         return tuple(rows.tolist() if leaf.kind is Kind.TEXT else rows)
+
+    def spent_on_infos(self, began_ns: int) -> None:
+        """Count the time since then as that of infos; called before the answers are handed out."""
+        self._pool_stats[layout.POOL_INFO_NS] += time.monotonic_ns() - began_ns
 
     def ended(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Bool [n]: where the lanes' last answers ended an episode."""

@@ -117,6 +117,8 @@ COUNTERS = (
                "all workers had finished together; counted where a wait takes all that is pending"),
     CounterRow("pool_stats", "wake_ns", "part of wait_ns: from the last answer to the end of the wait"),
     CounterRow("pool_stats", "copy_ns", "from the end of a wait until its answers were handed out"),
+    CounterRow("pool_stats", "info_ns", "part of copy_ns: infos and what else travels beside the slab was waited for, "
+               "read and joined"),
     CounterRow("pool_stats", "restarts", "envs that were replaced"),
     CounterRow("pool_stats", "sleeps", "batches for which the caller slept"),
 )  # fmt: skip

@@ -30,7 +30,7 @@ def diagnosis(stats: PoolStats) -> str:
         return f"verdict: {stats.batches} batches are too few to say anything"
     shares = stats.shares
     stepping = shares.envs + shares.resets
-    overheads = {"stragglers": _stragglers, "waking": _waking, "copying": _copying, "pool": _pool}
+    overheads = {"stragglers": _stragglers, "waking": _waking, "copying": _copying, "infos": _infos, "pool": _pool}
     largest = max(overheads, key=lambda name: getattr(shares, name))
     if text := slower_than_serial(stats):
         pass
@@ -143,8 +143,14 @@ def _waking(stats: PoolStats) -> str:
 
 def _copying(stats: PoolStats) -> str:
     return (
-        f"copying takes {stats.shares.copying:.0%} of the time: use shoal.Pool, or copy=False, to get views of arrays; "
-        "infos that are not empty are slow as well"
+        f"copying takes {stats.shares.copying:.0%} of the time: use shoal.Pool, or copy=False, to get views of arrays"
+    )
+
+
+def _infos(stats: PoolStats) -> str:
+    return (
+        f"infos take {stats.shares.infos:.0%} of the time: let the envs return fewer of them, and numbers under the "
+        "same keys at each step rather than texts and objects"
     )
 
 

@@ -72,7 +72,8 @@ class Shares:
         resets: the same for resets.
         stragglers: the caller waited for answers that would have been there if all workers had ended together.
         waking: workers, or the caller, had to wake up first.
-        copying: the pool copied or gathered answers out of the slab, or read infos.
+        copying: the pool copied or gathered answers out of the slab.
+        infos: the pool read infos, and waited for those that travel as messages, or joined them.
         pool: the rest of the pool's own work; it checked, wrote and posted actions.
         caller: the caller was outside of the pool.
     """
@@ -82,6 +83,7 @@ class Shares:
     stragglers: float
     waking: float
     copying: float
+    infos: float
     pool: float
     caller: float
 
@@ -92,6 +94,7 @@ LABELS = {
     "stragglers": "waiting for stragglers",
     "waking": "waking",
     "copying": "copying",
+    "infos": "infos",
     "pool": "Shoal's own work",
     "caller": "the caller",
 }
@@ -270,6 +273,7 @@ class PoolStats:
         pool, workers = self.counts.pool, self.counts.workers
         total = self.seconds / NS
         wait, caller, copying = (float(pool[i]) for i in (c.POOL_WAIT_NS, c.POOL_CALLER_NS, c.POOL_COPY_NS))
+        infos = min(float(pool[c.POOL_INFO_NS]), copying)
         stragglers = min(float(pool[c.POOL_STRAGGLER_NS]), wait)
         # A wait for all workers is their mean time, and the stragglers' part on top of it.
         waking = float(pool[c.POOL_WAKE_NS]) + float(workers[:, c.STAT_WAKE_NS].mean())
@@ -278,8 +282,8 @@ class PoolStats:
         busy = max(1.0, float(workers[:, c.STAT_BUSY_NS].sum()))
         resets = stepping * min(1.0, float(workers[:, c.STAT_RESET_NS].sum()) / busy)
         own = max(0.0, total - wait - caller - copying)
-        parts = (stepping - resets, resets, stragglers, waking, copying, own, caller)
-        return Shares(*(part / sum(parts) for part in parts)) if sum(parts) else Shares(0, 0, 0, 0, 0, 0, 1)
+        parts = (stepping - resets, resets, stragglers, waking, copying - infos, infos, own, caller)
+        return Shares(*(part / sum(parts) for part in parts)) if sum(parts) else Shares(0, 0, 0, 0, 0, 0, 0, 1)
 
     # ---- words -------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Chooses the backend and the number of workers: as asked for, or from a measurement of the env.
 
 The choice is the smallest of a few predictions. Each says how long a batch will take on one backend with some
-number of workers, from the measured steps and from what a hand-over costs there (constants below, measured by
-benchmarks/auto.py's predecessors on two cores; only their order of magnitude matters).
+number of workers, from the measured steps, from what Shoal itself was measured to add to them (`planning.probe`), and
+from what a hand-over costs there (constants below, measured on two cores; only their order of magnitude matters).
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ import numpy as np
 
 from shoal.backends import registry
 from shoal.backends.backend import Backend
-from shoal.backends.base import BlockSpec
-from shoal.backends.processes import ProcessWorker
 from shoal.backends.threads import MOST_THREADS
 from shoal.engine.timeouts import Patience
-from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
-from shoal.errors import BadEnv, DataError
+from shoal.envs.functions import EnvFn
+from shoal.errors import BadEnv, DataError, ShoalError, StepTimeout
 from shoal.options import PoolOptions
+from shoal.planning.probe import Open, Subject, measure
 from shoal.support.checks import check_choice, number, whole_number
 from shoal.support.cores import cores_beside, usable_cores
-from shoal.support.deadline import Deadline
-from shoal.worker.measurement import MEASURING, Measurement
+from shoal.worker.measurement import Measurement, Overhead
 
 WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
 
-CALLER = 4e-6  # the caller's own work per batch
-LANE = 0.3e-6  # per env and batch, on any backend
+CALLER = 4e-6  # the caller's own work per batch, where it was not measured
+LANE = 0.3e-6  # per env and batch, on any backend, likewise
 HYBRID = 3e-6  # meeting workers that spin beside a caller that does
 PROCESSES = 25e-6  # sleeping and waking up again
 PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
@@ -54,6 +52,7 @@ class Plan:
         batch_size: how many envs `recv` waits for; None for all.
         spin: nanoseconds for which (the pool, a worker) looks for an answer before it sleeps; None to have that decided
             while the pool runs.
+        expected: steps per second that were predicted, resets counted as steps; None where nothing was.
     """
 
     backend: str
@@ -63,6 +62,7 @@ class Plan:
     num_envs: int | None = None
     batch_size: int | None = None
     spin: tuple[int, int] | None = None
+    expected: float | None = None
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, registry.names())
@@ -77,6 +77,8 @@ class Plan:
                 raise ValueError(f"spin: expected (ns of the pool, ns of a worker) or None, found {self.spin!r}")
             for name, value in zip(("spin of the pool", "spin of a worker"), self.spin, strict=True):
                 whole_number(name, value, 0, 10**10)
+        if self.expected is not None:
+            number("expected", self.expected, 0, 1e15)
 
     @property
     def envs_in_a_batch(self) -> int | None:
@@ -130,12 +132,19 @@ class Plan:
 
 
 def _measurement(document: Any) -> Measurement:
-    if not isinstance(document, dict) or set(document) != {"wall", "cpu"} or not isinstance(document["wall"], list):
-        raise ValueError('measured: expected {"wall": [seconds, ...], "cpu": seconds}')
-    if not document["wall"]:
-        raise ValueError("measured.wall: expected at least one step")
+    if not isinstance(document, dict) or not {"wall", "cpu"} <= set(document) <= {"wall", "cpu", "overhead"}:
+        raise ValueError('measured: expected {"wall": [seconds, ...], "cpu": seconds, "overhead": {...} or null}')
+    if not isinstance(document["wall"], list) or not document["wall"]:
+        raise ValueError("measured.wall: expected a list of at least one step")
     wall = tuple(number("measured.wall", one, 0, 1e9) for one in document["wall"])
-    return Measurement(wall, number("measured.cpu", document["cpu"], 0, 1e9))
+    cpu, overhead = number("measured.cpu", document["cpu"], 0, 1e9), document.get("overhead")
+    if overhead is None:
+        return Measurement(wall, cpu)
+    names = Overhead.__dataclass_fields__
+    if not isinstance(overhead, dict) or set(overhead) != set(names):
+        raise ValueError(f"measured.overhead: expected seconds of {', '.join(names)}, found {overhead!r:.200}")
+    seconds = {name: number(f"measured.overhead.{name}", value, 0, 1e9) for name, value in overhead.items()}
+    return Measurement(wall, cpu, Overhead(**seconds))
 
 
 def with_plan(options: PoolOptions, env: Any, num_envs: int | None) -> tuple[PoolOptions, int | None]:
@@ -197,31 +206,28 @@ def fixed_plan(backend: Backend, envs: int) -> Plan:
     return Plan(backend.name, workers if backend.batched else min(workers, envs))
 
 
-def measured_plan(env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: int, patience: Patience) -> Plan:
-    """Measure the first env in a process of its own, and choose the backend that is predicted to be the fastest."""
+def measured_plan(
+    env_fns: Sequence[EnvFn], options: PoolOptions, batch_size: int, patience: Patience, open_pool: Open
+) -> Plan:
+    """Measure an env in a process of its own, and choose the backend that is predicted to be the fastest.
+
+    An env that cannot be measured, because it raises or wants something first, is one for processes.
+    """
+    count, cores = len(env_fns), cores_beside(options.learner_threads)
+    if count == 1:
+        return Plan("processes" if options.isolate else "serial", 1, "there is one env")
     try:
-        measured = _measure(env_fns[0], options.start_method, patience)
+        measured = measure(Subject.among(env_fns, cores), batch_size, options, patience, open_pool)
     except BadEnv as error:
         if options.isolate:
             raise
         return Plan("serial", 1, f"no process can run it: {error}")
-    cores = cores_beside(options.learner_threads)
-    return _choose(measured, len(env_fns), batch_size, cores, options.num_workers, options.isolate)
-
-
-def _measure(env_fn: EnvFn, start_method: str, patience: Patience) -> Measurement:
-    """Build one env in a process of its own, step it for a moment, end the process."""
-    spec = BlockSpec(0, 0, 1, pickle_env_fns([env_fn]))
-    worker = ProcessWorker(spec, registry_additions(), start_method, {MEASURING: "1"})
-    try:
-        worker.launch(patience.deadline)
-        patience.wait(
-            worker.built, worker, lambda: f'{worker.describe_late_start()}, to be measured for backend="auto"'
-        )
-        worker.ask_for_measurement()
-        return patience.wait(worker.measured, worker, lambda: 'env 0 is stepped, to be measured for backend="auto"')
-    finally:
-        worker.close(Deadline.after(1.0))
+    except ShoalError as error:
+        if isinstance(error, StepTimeout) and patience.deadline.passed:
+            raise
+        text = str(error).strip().partition("\n")[0]
+        return Plan("processes", min(int(options.num_workers or cores), count), f"it could not be measured: {text}")
+    return _choose(measured, count, batch_size, cores, options.num_workers, options.isolate)
 
 
 def _choose(
@@ -235,7 +241,8 @@ def _choose(
     assert best is not None
     seconds, backend, workers = best
     reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
-    return Plan(backend, workers, f"{reason}; expected {batch_size / seconds:,.0f} steps/s on {cores} cores", measured)
+    reason += f"; expected {batch_size / seconds:,.0f} steps/s on {cores} cores"
+    return Plan(backend, workers, reason, measured, expected=batch_size / seconds)
 
 
 def _candidates(
@@ -267,20 +274,25 @@ def worker_counts(count: int, cores: int) -> list[int]:
 def predict(measured: Measurement, backend: str, workers: int, count: int, batch_size: int, cores: int) -> float:
     """Seconds for one batch."""
     share = batch_size / count
+    added = measured.overhead or Overhead(CALLER, LANE)
     if backend == "serial":
-        return CALLER + batch_size * (measured.mean + LANE)
+        return added.caller + batch_size * (measured.mean + added.lane)
     # With a partial batch no worker waits for the slowest: all are busy all the time.
     even = measured.mean * batch_size / workers
     block = even if batch_size < count else _slowest_block(measured, workers, count)
     turns = workers * share
     if backend == "threads":
-        gil = batch_size * (measured.cpu + LANE) + turns * THREAD_TURN
-        return CALLER + max(block + THREAD_TURN, gil)
+        gil = batch_size * (measured.cpu + added.lane) + turns * THREAD_TURN
+        return added.caller + max(block + THREAD_TURN, gil)
     turn_cost = turns * PROCESS_TURN if workers > cores else 0.0
-    computing = (batch_size * (measured.cpu + LANE) + turn_cost) / cores
+    computing = (batch_size * (measured.cpu + added.lane) + turn_cost) / cores
     # A caller that has a core spins for the answers.
     together = HYBRID if backend == "hybrid" or workers < cores else PROCESSES
-    return CALLER + together + max(block + LANE * count / workers, computing)
+    # Messages come after the answers, so they are waited for once more. Workers pack them side by side, and the caller
+    # reads one after the other. Its own block sends none.
+    told = batch_size * (1 - 1 / workers) if backend == "hybrid" else batch_size
+    messages = PROCESSES + added.pack * batch_size / workers + added.unpack * told if added.pack else 0.0
+    return added.caller + together + max(block + added.lane * count / workers, computing) + messages
 
 
 def _slowest_block(measured: Measurement, workers: int, count: int) -> float:
