@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -146,7 +147,9 @@ def test_a_pool_whose_threads_lose_their_cores_sleeps(core: Any) -> None:
 
 def test_a_trial_that_is_hopeless_is_cut_short(core: Any) -> None:
     gone, _ = ways(core, lambda way: (400 * US, 40 * MS)[way], 50_000)
-    assert 0 < gone.count(1) < WINDOW_BATCHES / 2 * np.log2(MOST_PATIENCE)
+    trials = sum(one > before for before, one in itertools.pairwise(gone))
+    assert 5 < trials <= 5 + len(gone) / WINDOW_BATCHES / MOST_PATIENCE + np.log2(MOST_PATIENCE)
+    assert gone.count(1) == trials * WINDOW_BATCHES / 4
 
 
 # ---- bells ---------------------------------------------------------------------------------------------------

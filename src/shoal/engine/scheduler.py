@@ -431,20 +431,8 @@ class Scheduler:
             bad = [note.lane for _, note in notes if note.error is not None]
             if bad:
                 raise CannotSnapshot(f"envs {bad} have raised: recv, and reset them, before a snapshot", bad)
-            return self._whole_notes(busy, [note for _, note in notes])
+            return self._frames.whole_notes(busy, [note for _, note in notes], self.table.requested)
         return {}
-
-    def _whole_notes(self, ids: Ids, notes: list[Note]) -> dict[int, Note]:
-        """The notes of lanes by lane, with the infos that lie in the slab."""
-        found = {note.lane: note for note in notes}
-        with_row = ids[(self.table.status[self.table.slot[ids], ids] & STATUS_INFO) != 0]
-        if len(with_row):
-            parts = {lane: note.info for lane, note in found.items()}
-            infos = self._frames.infos(Ready(with_row, 0, -1, parts), STATUS_INFO)
-            for lane in with_row.tolist():
-                sequence, objects = int(self.table.requested[lane]), self._frames.objects_of(lane)
-                found[lane] = Note(lane, sequence, infos[lane], objects, None)
-        return found
 
     def facts(self) -> dict[str, Any]:
         """What is known about the lanes, none of which is at work, as plain data."""

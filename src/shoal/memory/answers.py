@@ -19,7 +19,7 @@ from gymnasium import Space
 
 from shoal.batch import Batch
 from shoal.memory.infos import InfoReader, Infos, with_final
-from shoal.memory.messages import STATUS_FINAL, STATUS_INFO
+from shoal.memory.messages import STATUS_FINAL, STATUS_INFO, Note
 from shoal.memory.slab import Slab
 from shoal.native import layout
 from shoal.spaces.leaves import Kind, Leaf, assemble, flatten
@@ -280,6 +280,16 @@ class Frames:
             return Infos(reader, *reader.take(slice(first, first + len(ids)), slot), ids, notes, finals)
         lanes = ids[(flags & STATUS_INFO) != 0]
         return Infos(reader, *reader.take(lanes, self._slot[lanes]), lanes, notes, finals)
+
+    def whole_notes(self, ids: Ids, notes: Sequence[Note], requested: Any) -> dict[int, Note]:
+        """The notes of lanes by lane, with the infos that lie in the slab; `requested` numbers the lanes' requests."""
+        found = {note.lane: note for note in notes}
+        with_row = ids[(self._status[self._slot[ids], ids] & STATUS_INFO) != 0]
+        if len(with_row):
+            infos = self.infos(Ready(with_row, 0, -1, {lane: note.info for lane, note in found.items()}), STATUS_INFO)
+            for lane in with_row.tolist():
+                found[lane] = Note(lane, int(requested[lane]), infos[lane], self.objects_of(lane), None)
+        return found
 
     def objects_of(self, lane: int) -> list[Any]:
         """What `keep_objects` was last told of a lane."""

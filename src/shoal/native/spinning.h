@@ -70,8 +70,8 @@ static inline Spin spin_for(Estimate wait, int spins, int64_t wake_ns, int64_t p
 #define WINDOW_NS 10000000    /* and their time, at least */
 #define SLOW_WINDOW_NS 40000000 /* after this time a quarter of them will do */
 #define FIRST_PATIENCE 4      /* windows until the other way is tried, at first, and at most */
-#define MOST_PATIENCE 512
-#define HOPELESS 4            /* a trial ends early if its batches take so many times as long as those before */
+#define MOST_PATIENCE 128
+#define HOPELESS 2            /* a trial ends early if its batches take so many times as long as those before */
 
 /* Two ways to wait: 0 as spin_for says, 1 always asleep. */
 typedef struct {
@@ -90,10 +90,10 @@ static inline int trials_add(Trials *self, int64_t ns) {
     int early = some && (self->ns >= SLOW_WINDOW_NS || (self->trying && self->ns / self->batches > HOPELESS * before));
     if (!early && (self->batches < WINDOW_BATCHES || self->ns < WINDOW_NS)) return 0;
     int64_t mean = self->ns / self->batches, *cost = &self->cost[self->way];
-    *cost = self->trying || *cost == 0 ? mean : *cost + (mean - *cost) / 4;
+    *cost = *cost == 0 ? mean : *cost + (mean - *cost) / (self->trying ? 2 : 4);
     self->batches = self->ns = 0;
     if (self->trying) {
-        int better = 10 * mean < 9 * before;
+        int better = 10 * *cost < 9 * before;
         self->trying = self->windows = 0;
         self->patience = better ? FIRST_PATIENCE : within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
         if (!better) self->way = !self->way;

@@ -14,8 +14,8 @@ FEW_WAKES = 8
 LONGEST_SPUN_NS, HOLD_NS, CROWDED_HOLD_NS = 1_000_000, 10_000_000, 300_000
 TIMER_NS = 60_000
 WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 10_000_000, 40_000_000
-FIRST_PATIENCE, MOST_PATIENCE = 4, 512
-HOPELESS = 4
+FIRST_PATIENCE, MOST_PATIENCE = 4, 128
+HOPELESS = 2
 
 # (way, trying, cost of way 0, cost of way 1, windows, patience, batches, ns)
 Trials = tuple[int, int, int, int, int, int, int, int]
@@ -65,9 +65,9 @@ def try_way(trials: Trials, ns: int) -> Trials:
     if not early and (batches < WINDOW_BATCHES or total < WINDOW_NS):
         return way, trying, costs[0], costs[1], windows, patience, batches, total
     mean = total // batches
-    costs[way] = mean if trying or not costs[way] else costs[way] + _quotient(mean - costs[way], 4)
+    costs[way] = costs[way] + _quotient(mean - costs[way], 2 if trying else 4) if costs[way] else mean
     if trying:
-        better = 10 * mean < 9 * before
+        better = 10 * costs[way] < 9 * before
         patience = FIRST_PATIENCE if better else min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
         way, trying, windows = way if better else 1 - way, 0, 0
     else:
