@@ -23,7 +23,8 @@ MEASURING = "SHOAL_MEASURING"  # in the environment of a process that only measu
 
 BUILDING = 0.1  # seconds for the envs that are stepped beside the one that is measured
 SECONDS = 0.15  # how long the env is stepped;
-LONGER = 0.6  # if its resets take long and no episode has ended by then
+LONGER = 0.6  # if its resets take long and no episode has ended by then;
+LONGEST = 1.0  # on a machine so busy that it has its core for a part of the time only
 FEWEST, MOST = 3, 4000  # steps, whatever their time,
 SLOW = 0.5  # unless one takes more seconds than this: then one will do
 QUICK = 50e-6  # steps that take less are timed CHUNK at a time: to read the clocks takes a good part of a microsecond
@@ -106,10 +107,11 @@ class _Stopwatch:
         cpu, wall = time.process_time() - self._cpu_began, time.perf_counter() - self._began
         # What never blocks only seems to wait when other processes have the core: count only its computing.
         waited = _times_blocked() - self._blocked >= BLOCKS * count
-        self._wall.append((wall if waited else cpu) / count)
+        counted = wall if waited else cpu
+        self._wall.append(counted / count)
         self._cpu.append(cpu / count)
         self._counts.append(count)
-        self.total += wall
+        self.total += counted
         self.steps += count
         return wall
 
@@ -152,7 +154,8 @@ def time_steps(*envs: Any) -> Measurement:
     done = [_is_over(env.step(next(actions))) for env in ones]  # loads and compiles things
     fewest = FEWEST if clock() - began < SLOW * len(ones) else 1
     steps, by_limit, passes = [env.step for env in ones], True, [[i] for i in numbers]
-    while watch.steps < fewest or (watch.steps < MOST and watch.total < _time_to_spend(watch, reset_took)):
+    began = clock()
+    while watch.steps < fewest or _has_time(watch, reset_took, clock() - began):
         for i in reversed(numbers):
             if done[i]:
                 watch.start()
@@ -181,10 +184,11 @@ def _is_over(answer: tuple[Any, ...]) -> bool:
     return bool(answer[2] or answer[3])
 
 
-def _time_to_spend(watch: _Stopwatch, reset_took: float) -> float:
-    """How long the steps may take. Episodes with long resets are worth it to be seen to their end."""
+def _has_time(watch: _Stopwatch, reset_took: float, since: float) -> bool:
+    """Whether there is time for more steps. Episodes with long resets are worth it to be seen to their end."""
     unknown = not watch.whole and reset_took > LONG_RESET * watch.total
-    return LONGER if unknown else SECONDS
+    enough = watch.total >= LONGER if unknown else watch.total >= SECONDS or watch.steps >= MOST
+    return not enough and since < max(LONGEST, SECONDS)
 
 
 def _thinned(times: np.ndarray[Any, Any]) -> tuple[float, ...]:
