@@ -67,8 +67,8 @@ static inline Spin spin_for(Estimate wait, int spins, int64_t wake_ns, int64_t p
 }
 
 #define WINDOW_BATCHES 32     /* batches, at least, from which it is told how fast they are */
-#define WINDOW_NS 10000000    /* and their time, at least */
-#define SLOW_WINDOW_NS 40000000 /* after this time a quarter of them will do */
+#define WINDOW_NS 30000000    /* and their time, at least: a core that is taken away for some ms must not decide it */
+#define SLOW_WINDOW_NS 100000000 /* after this time a quarter of them will do */
 #define FIRST_PATIENCE 4      /* windows until the other way is tried, at first, and at most */
 #define MOST_PATIENCE 128
 #define HOPELESS 2            /* a trial ends early if its batches take so many times as long as those before */
@@ -93,7 +93,7 @@ static inline int trials_add(Trials *self, int64_t ns) {
     *cost = *cost == 0 ? mean : *cost + (mean - *cost) / (self->trying ? 2 : 4);
     self->batches = self->ns = 0;
     if (self->trying) {
-        int better = 10 * *cost < 9 * before;
+        int better = 10 * *cost < (self->way ? 8 : 9) * before; /* to sleep must clearly pay */
         self->trying = self->windows = 0;
         self->patience = better ? FIRST_PATIENCE : within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
         if (!better) self->way = !self->way;

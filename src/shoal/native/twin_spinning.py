@@ -13,7 +13,7 @@ USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS = 15_000, 5_000, 1_000_000
 FEW_WAKES = 8
 LONGEST_SPUN_NS, HOLD_NS, CROWDED_HOLD_NS = 1_000_000, 10_000_000, 300_000
 TIMER_NS = 60_000
-WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 10_000_000, 40_000_000
+WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 30_000_000, 100_000_000
 FIRST_PATIENCE, MOST_PATIENCE = 4, 128
 HOPELESS = 2
 
@@ -67,7 +67,7 @@ def try_way(trials: Trials, ns: int) -> Trials:
     mean = total // batches
     costs[way] = costs[way] + _quotient(mean - costs[way], 2 if trying else 4) if costs[way] else mean
     if trying:
-        better = 10 * costs[way] < 9 * before
+        better = 10 * costs[way] < (8 if way else 9) * before  # to sleep must clearly pay
         patience = FIRST_PATIENCE if better else min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
         way, trying, windows = way if better else 1 - way, 0, 0
     else:
