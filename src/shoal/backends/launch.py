@@ -145,6 +145,14 @@ def _exists(pid: int) -> bool:
     return True
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; takes note of its end."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # its end was noted
+        return True
+
+
 class _LauncherLink:
     """The caller's side of its launcher, which is started with the first request, and again when it is gone."""
 
@@ -152,6 +160,7 @@ class _LauncherLink:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pid = 0
+        self._former: list[int] = []  # pids of launchers that are not used any more, until their ends are noted
         self._stuck: list[socket.socket] = []  # of launchers that do not answer; closing one would end their workers
 
     def request(self, message: Any, fds: Sequence[int], deadline: Deadline) -> None:
@@ -193,26 +202,22 @@ class _LauncherLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._is_gone()
-
-    def _is_gone(self) -> bool:
-        """Whether the launcher has ended; takes note of its end."""
-        try:
-            return os.waitpid(self._pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:  # there was none, or its end was noted
-            return True
+            self._former.append(self._pid)  # its end cannot always be noted at once: its channel is closed before
 
     def tidy(self) -> None:
         """Let no launcher that was killed stay in the table of processes."""
         with self._lock:
-            if self._socket is not None and self._is_gone():
-                self._forget()
+            self._former = [pid for pid in self._former if not _has_ended(pid)]
+            if self._socket is not None and _has_ended(self._pid):
+                self._socket.close()
+                self._socket = None
 
     def give_up(self) -> None:
         """It does not answer: the next request is for a new one."""
         with self._lock:
             if self._socket is not None:
                 self._stuck.append(self._socket)
+                self._former.append(self._pid)
                 self._socket = None
 
     def renewed(self) -> _LauncherLink:
