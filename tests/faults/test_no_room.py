@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ import pytest
 
 import shoal
 from envs import CountEnv
-from faults.kit import assert_usable, eventually, in_thread, open_pool
+from faults.kit import assert_usable, eventually, in_thread, no_descriptor, open_pool
 from shoal import Pool
 from shoal.backends.processes import ProcessWorker
 from shoal.engine import workers as engine_workers
@@ -24,33 +21,6 @@ from shoal.support.limits import LIMIT_OF_PROCESSES
 pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
-
-
-@contextlib.contextmanager
-def no_descriptor() -> Iterator[threading.Event]:
-    """This process can open nothing, until the event is set or the block is over."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    over = threading.Event()
-
-    def give_back() -> None:
-        over.wait(40)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    giver = threading.Thread(target=give_back, daemon=True)
-    giver.start()
-    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-    held: list[int] = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-        with contextlib.suppress(OSError):  # too many open files
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        yield over
-    finally:
-        over.set()
-        giver.join()
-        for fd in held:
-            os.close(fd)
 
 
 def killed(pool: Pool) -> None:
