@@ -148,8 +148,8 @@ def in_thread(action: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def no_descriptor() -> Iterator[threading.Event]:
-    """This process can open nothing, until the event is set or the block is over."""
+def no_descriptor(but: int = 0) -> Iterator[threading.Event]:
+    """This process can open nothing, `but` so many, until the event is set or the block is over."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     over = threading.Event()
 
@@ -162,10 +162,12 @@ def no_descriptor() -> Iterator[threading.Event]:
     highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
     held: list[int] = []
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + but, hard))
         with suppress(OSError):  # too many open files
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(but):
+            os.close(held.pop())
         yield over
     finally:
         over.set()

@@ -108,3 +108,25 @@ def test_a_replacement_that_fails_says_which_limit_was_reached(monkeypatch: pyte
                 shoal.StartError, match="worker 1 could not be started again: this process has too many"
             ):
                 pool.step(ZEROS)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("backend", ["processes", "hybrid"])
+def test_a_start_with_few_descriptors_says_so_wherever_they_run_out(
+    backend: str, start_method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open_pool(CountEnv, 4, backend, start_method=start_method):
+        pass  # the launcher is there
+    for descriptors in range(50):
+        with no_descriptor(but=descriptors):
+            try:
+                pool = open_pool(CountEnv, 4, backend, start_method=start_method)
+            except shoal.StartError as error:
+                said = str(error)
+            else:
+                break
+        assert "too many open files (ulimit -n)" in said
+    with pool:
+        assert_usable(pool)
+    assert descriptors > 5
+    assert capfd.readouterr().err == "", "workers whose pool is given up leave without a word"

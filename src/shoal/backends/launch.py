@@ -8,6 +8,7 @@ nothing of the caller's own multiprocessing set-up is touched.
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
@@ -67,8 +68,13 @@ class WorkerProcess:
         self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
         self._ended = False
         self.pidfd = -1
-        with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system has no such thing
+        try:
             self.pidfd = os.pidfd_open(pid)
+        except AttributeError:  # the system has no such thing
+            pass
+        except OSError as error:
+            if report < 0 and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # nothing else would tell its end
 
     @property
     def sentinel(self) -> int:
@@ -305,13 +311,16 @@ def _fork(start: WorkerStart, deadline: Deadline) -> WorkerProcess:
             code = run(start.name, start.channel, start.assignment, start.crash_log)
         finally:
             os._exit(code)
-    worker = WorkerProcess(pid, -1)
+    worker = None
     try:
+        worker = WorkerProcess(pid, -1)
         if worker.pidfd >= 0:
             _link.request(("watch", start.mark, pid), [worker.pidfd], deadline)
     except BaseException:
-        worker.signal(signal.SIGKILL)
-        worker.join(1.0)
-        worker.close()
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD
+            os.waitpid(pid, 0)
+        if worker is not None:
+            worker.close()
         raise
     return worker
