@@ -5,7 +5,7 @@
 Every lane is followed by a plain copy of its env, so that each row it delivers is known beforehand, to the last bit,
 whether its env was replaced or not. Lanes that are spared must deliver what a run without any fault does. Beside each
 pool, another thread uses it too, and another program with a pool is killed (soak_beside). Exit status:
-0, or 1 if anything was wrong, or 2 if nothing was delivered for a minute.
+0, or 1 if anything was wrong, or 2 if nothing was delivered for minutes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from faults.kit import Traces, alive, children, is_helper, no_descriptor
 from faults.soak_beside import OPENING, TAG, Intruder, KilledCaller, is_tagged, tagged, told
 from shoal import Batch, ConcurrentUse, Pool, StepTimeout
 
-SILENCE = 60.0  # seconds without any answer until we give up
+SILENCE = 180.0  # seconds without any answer until we give up: a launcher starts slowly on a busy machine
+HARM_AT_ONCE = 8  # faults without an answer between them: on a busy machine, more would outrun the restarts
 SLICE = 15.0  # seconds that one pool lives
 GROWTH = 150 << 20  # bytes that this process may grow by
 STEP_TIMEOUT = 0.5
@@ -445,6 +446,7 @@ class Injector(threading.Thread):
         self.done: Counter[str] = Counter()
         self.harm = Counter[int]()  # by lane: how often it may have been lost
         self.pids: dict[int, int] = {}
+        self.unanswered = 0  # faults since the last answer
         self._stop_it = threading.Event()
         blocks = {worker.index: worker.env_ids for worker in pool.workers}
         own = {worker.index for worker in pool.workers if worker.pid is None}
@@ -456,6 +458,9 @@ class Injector(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_it.wait(self.random.expovariate(8.0)):
+            if self.unanswered >= HARM_AT_ONCE:
+                continue
+            self.unanswered += 1
             if self.deed and self.random.random() < 0.05:
                 self._do_deed()
             elif self.setup.signals and self.random.random() < 0.5:
@@ -606,6 +611,7 @@ class Run:
 
     def _take(self, batch: Batch) -> None:
         self.watch.seen()
+        self.injector.unanswered = 0
         for row, lane in enumerate(batch.env_id.tolist()):
             self.followers[lane].take(Row.of(batch, row, lane))
 
