@@ -76,17 +76,15 @@ def test_a_restart_without_a_thread_closes_the_pool(monkeypatch: pytest.MonkeyPa
 def test_whatever_fails_in_a_recovery_closes_the_pool(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nobody waits for lanes that nobody has."""
     whole = getattr(ProcessWorker, where)
-
-    def fails(worker: Any) -> Any:
-        if not whole.fails:
-            return whole(worker)
-        whole.fails.pop()
-        raise OSError(24, "Too many open files", "/proc")
-
-    whole.fails = [1]
-    monkeypatch.setattr(ProcessWorker, where, fails)
     with open_pool(CountEnv, 4, on_error="restart") as pool:
+
+        def fails(worker: Any) -> Any:
+            if pool.closed:
+                return whole(worker)
+            raise OSError(24, "Too many open files", "/proc")
+
         pool.reset(seed=0)
+        monkeypatch.setattr(ProcessWorker, where, fails)
         killed(pool)
         with pytest.raises(shoal.StartError, match=r"could not be replaced: OSError.*'/proc'"):
             pool.step(ZEROS)
