@@ -43,8 +43,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before torch is imported, here and in scripts: with a thread for each core it is slow beside other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A worker imports the module that its env's class is from. Where that is a test, most of it would be these two.
-launch.PRELOAD += ["pytest", "hypothesis.strategies"]
+# A worker imports the module that its env's class is from. Where that is a test, most of it would be these.
+launch.PRELOAD += ["pytest", "hypothesis.strategies", "envs", "faults.kit"]
 
 # A worker whose env is of TF-Agents imports it, for seconds: the forkserver of the tests has it already. That of a
 # script has not, and its workers import it as those of users do.

@@ -38,6 +38,7 @@ from shoal.spaces.leaves import array_leaves, flatten
 from shoal.support import processes
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import Deadline
+from shoal.support.limits import limits_named
 
 __all__ = ["Shape", "build"]
 
@@ -97,7 +98,7 @@ def build(
     """
     deadline = Deadline.after(options.start_timeout)
     patience = Patience(deadline)
-    with contextlib.ExitStack() as undo:
+    with limits_named("start the pool"), contextlib.ExitStack() as undo:
         options, num_envs = with_plan(options, env, num_envs)
         name, reason = choose_backend(env, options)
         source = gather_envs(name, env, num_envs, options)

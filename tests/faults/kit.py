@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -144,6 +145,35 @@ def in_thread(action: Callable[[], Any]) -> Iterator[list[Any]]:
     yield outcome
     thread.join(10)
     assert not thread.is_alive(), "it still waits"
+
+
+@contextmanager
+def no_descriptor(but: int = 0) -> Iterator[threading.Event]:
+    """This process can open nothing, `but` so many, until the event is set or the block is over."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    over = threading.Event()
+
+    def give_back() -> None:
+        over.wait(40)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    giver = threading.Thread(target=give_back, daemon=True)
+    giver.start()
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    held: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + but, hard))
+        with suppress(OSError):  # too many open files
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(but):
+            os.close(held.pop())
+        yield over
+    finally:
+        over.set()
+        giver.join()
+        for fd in held:
+            os.close(fd)
 
 
 # ---- pools ---------------------------------------------------------------------------------------------------

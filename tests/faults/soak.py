@@ -3,8 +3,9 @@
     .venv/bin/python tests/faults/soak.py --minutes 10 --seed 0
 
 Every lane is followed by a plain copy of its env, so that each row it delivers is known beforehand, to the last bit,
-whether its env was replaced or not. Lanes that are spared must deliver what a run without any fault does. Exit status:
-0, or 1 if anything was wrong, or 2 if nothing was delivered for a minute.
+whether its env was replaced or not. Lanes that are spared must deliver what a run without any fault does. Beside each
+pool, another thread uses it too, and another program with a pool is killed (soak_beside). Exit status:
+0, or 1 if anything was wrong, or 2 if nothing was delivered for minutes.
 """
 
 from __future__ import annotations
@@ -44,23 +45,27 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # tests/, as pytest has it
 
 from envs import CountEnv
-from faults.kit import Traces, alive, children, is_helper
-from shoal import Batch, Pool, StepTimeout
+from faults.kit import Traces, alive, children, is_helper, no_descriptor
+from faults.soak_beside import OPENING, TAG, Intruder, KilledCaller, is_tagged, tagged, told
+from shoal import Batch, ConcurrentUse, Pool, StepTimeout
 
-SILENCE = 60.0  # seconds without any answer until we give up
+SILENCE = 180.0  # seconds without any answer until we give up: a launcher starts slowly on a busy machine
+HARM_AT_ONCE = 8  # faults without an answer between them: on a busy machine, more would outrun the restarts
 SLICE = 15.0  # seconds that one pool lives
 GROWTH = 150 << 20  # bytes that this process may grow by
 STEP_TIMEOUT = 0.5
 COOL_DOWN = 30  # answers of each lane after the last fault
-TAG = "SHOAL_SOAK"  # an environment variable of everything that is started from here
 
 # What an action above 3 makes an env do: fault * 4 + the action proper.
 RAISES = ("raise", "raise at reset", "raise what exits when pickled")
 CHILDREN = ("child", "child that runs away", "child that hides", "fork and return")
 LETHAL = ("exit", "hang", "hang with the lock")
-FAULTS = ("", *RAISES, *LETHAL, *CHILDREN)
+BAD_INFO = "info that exits when loaded"
+FAULTS = ("", *RAISES, *LETHAL, *CHILDREN, BAD_INFO)
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV, "SIGSTOP": signal.SIGSTOP}
-LAUNCHER = "launcher killed"
+# What may happen to the caller's side. One kind for each pool: a child that hides is found by the launcher alone, and
+# one that runs away by the launcher, or by a caller that can open files.
+DEEDS = ("launcher killed", "launcher stopped", "no descriptor")
 
 
 # ---- envs ----------------------------------------------------------------------------------------------------
@@ -77,7 +82,7 @@ class SoakEnv(gymnasium.Env[Any, Any]):
         self.action_space = spaces.Discrete(4 * len(FAULTS))
         self.width, self.nap = width, nap
         self.seed_given, self.episode, self.steps, self.length = -1, -1, 0, 0
-        self.bomb = False
+        self.bomb = self.poison = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self.bomb:
@@ -96,7 +101,9 @@ class SoakEnv(gymnasium.Env[Any, Any]):
             time.sleep(self.nap * (mixed(self.steps, self.seed_given) % 4))
         self.steps += 1
         ended, cut = self.steps >= self.length, self.length % 2 == 1
-        info = {"steps": self.steps} if self.steps % 7 == 0 else {}
+        info: dict[str, Any] = {"steps": self.steps} if self.steps % 7 == 0 else {}
+        if self.poison:
+            info["poison"] = ExitsWhenPickled()
         return self.observe(), self.steps + 100.0 * proper, ended and not cut, ended and cut, info
 
     def observe(self) -> Any:
@@ -109,8 +116,17 @@ class SoakEnv(gymnasium.Env[Any, Any]):
             self.bomb = True
         elif fault in CHILDREN:
             self.start_child(fault)
+        elif fault == BAD_INFO:
+            self.be_poisoned()
         elif fault:
             self.be_lost(fault)
+
+    def be_poisoned(self) -> None:
+        self.poison = True
+
+    def echo(self, value: Any) -> Any:
+        """Something to call."""
+        return value
 
     def start_child(self, fault: str) -> None:
         # Nobody waits for it, and it outlives everything that does not end it.
@@ -149,6 +165,9 @@ class TameEnv(SoakEnv):
 
     def start_child(self, fault: str) -> None:
         pass
+
+    def be_poisoned(self) -> None:
+        raise Lost(BAD_INFO)
 
     def be_lost(self, fault: str) -> None:
         raise Lost(fault)
@@ -352,7 +371,7 @@ class Setup:
 
 
 CRASHES = ("SIGKILL", "SIGSEGV")
-IN_PART = (*RAISES, "exit", *CHILDREN)  # the caller steps some envs itself: nobody can end one that hangs
+IN_PART = (*RAISES, "exit", *CHILDREN, BAD_INFO)  # the caller steps some envs itself: nobody can end one that hangs
 SETUPS = (
     Setup("processes, full, next_step", "processes", 12, 4, (9, 10, 11), by_step=True),
     Setup("processes, full, same_step, wide", "processes", 8, 4, (0, 1), mode="same_step", width=2000,
@@ -375,6 +394,7 @@ class Tally:
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
+    visits: Counter[str] = field(default_factory=Counter)  # what another thread did, or was told
     merged: int = 0  # losses that were reported together with a later one
 
 
@@ -383,15 +403,12 @@ class Tally:
 
 def is_ours(pid: int) -> bool:
     """Whether it was started from here, by whomever, and whoever its parent is now."""
-    wanted = f"{TAG}={os.environ[TAG]}".encode()
-    with contextlib.suppress(OSError):
-        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return False
+    return is_tagged(pid, os.environ[TAG])
 
 
 def ours() -> set[int]:
     """All processes that were started from here; this one is not among them."""
-    return {int(name) for name in os.listdir("/proc") if name.isdigit() and is_ours(int(name))} - {os.getpid()}
+    return tagged(os.environ[TAG]) - {os.getpid()}
 
 
 def launchers() -> set[int]:
@@ -401,9 +418,13 @@ def launchers() -> set[int]:
 
 def end_all(pids: set[int]) -> None:
     """Kill them."""
+    send_to(pids, signal.SIGKILL)
+
+
+def send_to(pids: set[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 # ---- faults --------------------------------------------------------------------------------------------------
@@ -418,13 +439,14 @@ class Injector(threading.Thread):
     def __init__(self, setup: Setup, pool: Pool, seed: int):
         super().__init__(name="injector", daemon=True)
         self.setup, self.random = setup, random.Random(seed)
-        # A child that hides is found by the launcher alone: a pool is hit by one of these faults or by the other.
-        self.kills_launcher = bool(setup.signals) and self.random.random() < 0.5
-        self.faults = [fault for fault in setup.faults if not (self.kills_launcher and fault == "child that hides")]
+        self.deed = self.random.choice(("", *DEEDS)) if setup.signals else ""
+        hidden = self.deed == "launcher killed"
+        self.faults = [fault for fault in setup.faults if not (hidden and fault == "child that hides")]
         self.plots: dict[int, str] = {}
         self.done: Counter[str] = Counter()
         self.harm = Counter[int]()  # by lane: how often it may have been lost
         self.pids: dict[int, int] = {}
+        self.unanswered = 0  # faults since the last answer
         self._stop_it = threading.Event()
         blocks = {worker.index: worker.env_ids for worker in pool.workers}
         own = {worker.index for worker in pool.workers if worker.pid is None}
@@ -436,8 +458,11 @@ class Injector(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_it.wait(self.random.expovariate(8.0)):
-            if self.kills_launcher and self.random.random() < 0.05:
-                self._kill_launcher()
+            if self.unanswered >= HARM_AT_ONCE:
+                continue
+            self.unanswered += 1
+            if self.deed and self.random.random() < 0.05:
+                self._do_deed()
             elif self.setup.signals and self.random.random() < 0.5:
                 self._signal()
             else:
@@ -448,7 +473,7 @@ class Injector(threading.Thread):
         self.join()
         self.plots.clear()
 
-    def _signal(self) -> None:
+    def _signal(self, starve: bool = False) -> None:
         index, name = self.random.choice(sorted(self.targets)), self.random.choice(self.setup.signals)
         pid = self.pids.get(index)
         with contextlib.suppress(ProcessLookupError):
@@ -459,15 +484,30 @@ class Injector(threading.Thread):
             try:
                 if is_ours(pid):
                     self.harm.update(self.targets[index])
-                    signal.pidfd_send_signal(handle, SIGNALS[name])
+                    with self._starved() if starve else contextlib.nullcontext():
+                        signal.pidfd_send_signal(handle, SIGNALS[name])
                     self.done[name] += 1
             finally:
                 os.close(handle)
 
-    def _kill_launcher(self) -> None:
-        """What starts the workers is started again with the next of them."""
-        end_all(launchers())
-        self.done[LAUNCHER] += 1
+    @contextlib.contextmanager
+    def _starved(self) -> Iterator[None]:
+        """This process can open nothing in the block, and for a while after it."""
+        with OPENING, no_descriptor():
+            yield
+            self._stop_it.wait(self.random.random())
+
+    def _do_deed(self) -> None:
+        self.done[self.deed] += 1
+        if self.deed == "no descriptor":
+            self._signal(starve=True)
+        elif self.deed == "launcher killed":
+            end_all(launchers())  # one is started again with the next worker
+        else:
+            stopped = launchers()
+            send_to(stopped, signal.SIGSTOP)
+            self._stop_it.wait(2 * self.random.random())
+            send_to(stopped, signal.SIGCONT)
 
     def _plot(self) -> None:
         lane, fault = self.random.choice(self.lanes), self.random.choice(self.faults)
@@ -502,11 +542,16 @@ class Run:
             self._take(pool.reset())
             turns = self._full(pool) if self.setup.batch is None else self._partial(pool)
             self.injector.start()
+            intruder = Intruder(pool, self.seed, self.setup.by_step)
+            intruder.start()
             try:
                 while time.monotonic() - began < seconds and not self._is_wrong:
                     next(turns)
             finally:
                 self.injector.stop()
+                intruder.stop()
+                self.problems += intruder.problems
+                tally.visits += intruder.done
             enough = [one.stream.rows + COOL_DOWN for one in self.followers]
             while not self._is_wrong and not self._have(enough):
                 next(turns)
@@ -525,29 +570,36 @@ class Run:
         while True:
             actions = self._actions(range(self.setup.envs))
             if self.setup.by_step:
-                self._take(pool.step(actions))
+                self._take(self._alone(pool.step, actions))
             else:
-                pool.send(actions)
+                self._alone(pool.send, actions)
                 self._take(self._recv(pool))
             self._look(pool)
             yield
 
     def _partial(self, pool: Pool) -> Iterator[None]:
         """Send to whoever has answered."""
-        pool.send(self._actions(range(self.setup.envs)))
+        self._alone(pool.send, self._actions(range(self.setup.envs)))
         while True:
             batch = self._recv(pool)
             ids = batch.env_id.tolist()
             self._take(batch)
-            pool.send(self._actions(ids), ids)
+            self._alone(pool.send, self._actions(ids), ids)
             self._look(pool)
             yield
 
-    @staticmethod
-    def _recv(pool: Pool) -> Batch:
+    def _recv(self, pool: Pool) -> Batch:
         while True:  # a deadline that passes must not do any harm either
             with contextlib.suppress(StepTimeout):
-                return pool.recv(timeout=0.1)
+                return self._alone(pool.recv, 0.1)
+
+    @staticmethod
+    def _alone(method: Any, *args: Any) -> Any:
+        """Once the other thread is out: what was refused has changed nothing."""
+        while True:
+            with contextlib.suppress(ConcurrentUse):
+                return method(*args)
+            time.sleep(0.0005)
 
     def _actions(self, ids: Any) -> Any:
         actions = np.empty(len(ids), np.int64)
@@ -559,6 +611,7 @@ class Run:
 
     def _take(self, batch: Batch) -> None:
         self.watch.seen()
+        self.injector.unanswered = 0
         for row, lane in enumerate(batch.env_id.tolist()):
             self.followers[lane].take(Row.of(batch, row, lane))
 
@@ -636,6 +689,7 @@ class Soak:
         self.seconds, self.seed, self.console = 60.0 * minutes, seed, console
         self.tallies = {setup.name: Tally() for setup in SETUPS}
         self.problems: list[str] = []
+        self.callers: Counter[str] = Counter()  # those that were killed
         self.memory: list[int] = []
         os.environ[TAG] = uuid.uuid4().hex
         os.environ["TMPDIR"] = self.folder = tempfile.mkdtemp(prefix="shoal-soak-")
@@ -658,11 +712,15 @@ class Soak:
                 progress.advance(task)
 
     def _one(self, setup: Setup, seed: int, seconds: float, watch: Watchdog) -> None:
-        run = Run(setup, seed, watch)
+        run, caller = Run(setup, seed, watch), KilledCaller(seed)
+        caller.start()
         try:
             run.live(seconds, self.tallies[setup.name])
         except Exception:
             run.problems.append(traceback.format_exc())
+        caller.join()
+        run.problems += caller.problems
+        self.callers[caller.kind] += 1
         left = self._left()
         if left:
             run.problems.append(f"left behind: {left}")
@@ -696,23 +754,21 @@ class Soak:
         out = Console(width=max(150, Console().width))
         out.print(self._table())
         out.print("memory: " + ", ".join(f"{one / 2**20:.0f} MiB" for one in (start, middle, end)), highlight=False)
+        out.print(f"{self.callers.total()} other callers were killed: {told(self.callers)}", highlight=False)
         for problem in self.problems:
             out.print(f"WRONG: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
         out.print("nothing was wrong" if not self.problems else f"{len(self.problems)} things were wrong")
         return 1 if self.problems else 0
 
     def _table(self) -> Table:
-        table = Table("pool", "steps", "steps/s", "faults", "reports", "merged", title=f"seed {self.seed}")
+        columns = ("pool", "steps", "steps/s", "faults", "reports", "merged", "another thread")
+        table = Table(*columns, title=f"seed {self.seed}")
         for name, tally in self.tallies.items():
             table.add_row(
-                name, f"{tally.rows:,}", f"{tally.rows / max(tally.seconds, 1e-9):,.0f}", _listed(tally.faults),
-                _listed(tally.causes), str(tally.merged),
+                name, f"{tally.rows:,}", f"{tally.rows / max(tally.seconds, 1e-9):,.0f}", told(tally.faults),
+                told(tally.causes), str(tally.merged), told(tally.visits),
             )  # fmt: skip
         return table
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def main() -> int:

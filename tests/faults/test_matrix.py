@@ -23,7 +23,8 @@ from shoal import Pool
 pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
-LIMIT = 0.4  # seconds, for a step that hangs
+LIMIT = 0.4  # seconds, for what hangs
+PATIENCE = 30.0  # for what does not: to die takes longer on a busy machine
 
 RAISING = ("raise", "raise several", "raise unpicklable")
 DEADLY = ("kill", "segfault", "abort", "exit", "exit well")
@@ -66,20 +67,24 @@ def start(backend: str, method: str, fault: str, moment: str, policy: str) -> Po
     if fault == "hang":
         options["start_timeout"] = 2.0 if moment == "constructor" else 30.0  # will be waited for to the end, or not
     if backend in ("threads", "processes"):
-        options["step_timeout"] = LIMIT
+        options["step_timeout"] = limit(fault)
     pool = open_pool(fns, None, backend, **options)
     pool.reset(seed=0)
     pool.set_attr("deeds", [{moment: fault}], [3])
     return pool
 
 
-def act(pool: Pool, moment: str) -> Any:
+def limit(fault: str) -> float:
+    return LIMIT if fault == "hang" else PATIENCE
+
+
+def act(pool: Pool, fault: str, moment: str) -> Any:
     if moment == "step":
         return pool.step(ZEROS)
     if moment == "reset":
         return pool.reset(seed=0)
     if moment == "call":
-        return pool.call("answer", timeout=LIMIT)
+        return pool.call("answer", timeout=limit(fault))
     return pool.close(timeout=LIMIT)
 
 
@@ -93,7 +98,7 @@ def test_matrix(backend: str, method: str, fault: str, moment: str, policy: str)
         return
     pool = start(backend, method, fault, moment, policy)
     try:
-        batch = act(pool, moment)
+        batch = act(pool, fault, moment)
     except shoal.ShoalError as error:
         assert_names_the_culprit(error, expected_error(fault))
     else:

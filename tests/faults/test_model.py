@@ -46,7 +46,8 @@ LONG, HANGS = 10.0, 15.0  # seconds: longer than any line of a program takes
 
 SHRINK = os.environ.get("SHOAL_SHRINK", "0") != "0"  # make a program that fails smaller, however long that takes
 
-pytestmark = pytest.mark.timeout(0 if SHRINK else 60 * max(1.0, EXAMPLES))
+# Against what hangs there is a watchdog for each line. This one is for programs as many as they are, on a busy machine.
+pytestmark = pytest.mark.timeout(0 if SHRINK else 300 * max(1.0, EXAMPLES))
 
 Obs = tuple[int, int, int]
 Program = list[tuple[str, dict[str, Any]]]  # (name, what was drawn for it)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ import pytest
 
 import shoal
 from envs import CountEnv
-from faults.kit import assert_usable, eventually, in_thread, open_pool
+from faults.kit import assert_usable, eventually, in_thread, no_descriptor, open_pool
 from shoal import Pool
 from shoal.backends.processes import ProcessWorker
 from shoal.engine import workers as engine_workers
@@ -24,33 +21,6 @@ from shoal.support.limits import LIMIT_OF_PROCESSES
 pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
-
-
-@contextlib.contextmanager
-def no_descriptor() -> Iterator[threading.Event]:
-    """This process can open nothing, until the event is set or the block is over."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    over = threading.Event()
-
-    def give_back() -> None:
-        over.wait(40)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    giver = threading.Thread(target=give_back, daemon=True)
-    giver.start()
-    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
-    held: list[int] = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
-        with contextlib.suppress(OSError):  # too many open files
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        yield over
-    finally:
-        over.set()
-        giver.join()
-        for fd in held:
-            os.close(fd)
 
 
 def killed(pool: Pool) -> None:
@@ -106,17 +76,15 @@ def test_a_restart_without_a_thread_closes_the_pool(monkeypatch: pytest.MonkeyPa
 def test_whatever_fails_in_a_recovery_closes_the_pool(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nobody waits for lanes that nobody has."""
     whole = getattr(ProcessWorker, where)
-
-    def fails(worker: Any) -> Any:
-        if not whole.fails:
-            return whole(worker)
-        whole.fails.pop()
-        raise OSError(24, "Too many open files", "/proc")
-
-    whole.fails = [1]
-    monkeypatch.setattr(ProcessWorker, where, fails)
     with open_pool(CountEnv, 4, on_error="restart") as pool:
+
+        def fails(worker: Any) -> Any:
+            if pool.closed:
+                return whole(worker)
+            raise OSError(24, "Too many open files", "/proc")
+
         pool.reset(seed=0)
+        monkeypatch.setattr(ProcessWorker, where, fails)
         killed(pool)
         with pytest.raises(shoal.StartError, match=r"could not be replaced: OSError.*'/proc'"):
             pool.step(ZEROS)
@@ -138,3 +106,25 @@ def test_a_replacement_that_fails_says_which_limit_was_reached(monkeypatch: pyte
                 shoal.StartError, match="worker 1 could not be started again: this process has too many"
             ):
                 pool.step(ZEROS)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("backend", ["processes", "hybrid"])
+def test_a_start_with_few_descriptors_says_so_wherever_they_run_out(
+    backend: str, start_method: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open_pool(CountEnv, 4, backend, start_method=start_method):
+        pass  # the launcher is there
+    for descriptors in range(50):
+        with no_descriptor(but=descriptors):
+            try:
+                pool = open_pool(CountEnv, 4, backend, start_method=start_method)
+            except shoal.StartError as error:
+                said = str(error)
+            else:
+                break
+        assert "too many open files (ulimit -n)" in said
+    with pool:
+        assert_usable(pool)
+    assert descriptors > 5
+    assert capfd.readouterr().err == "", "workers whose pool is given up leave without a word"

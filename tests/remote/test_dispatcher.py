@@ -104,6 +104,7 @@ def test_envs_with_several_lanes() -> None:
     assert history([env] * 3, None, turns=30, backend="ray", num_workers=2, autoreset="next_step") == here
 
 
+@pytest.mark.timeout(300)  # compilers are slow on a busy machine
 def test_hosts_that_step_compiled_envs() -> None:
     pytest.importorskip("numba", reason="compiled envs need Numba")
     here = history(CartPole, 7, turns=30, backend="compiled")

@@ -8,6 +8,7 @@ nothing of the caller's own multiprocessing set-up is touched.
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import pickle
@@ -67,8 +68,13 @@ class WorkerProcess:
         self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
         self._ended = False
         self.pidfd = -1
-        with contextlib.suppress(OSError, AttributeError):  # it is gone already, or the system has no such thing
+        try:
             self.pidfd = os.pidfd_open(pid)
+        except AttributeError:  # the system has no such thing
+            pass
+        except OSError as error:
+            if report < 0 and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # nothing else would tell its end
 
     @property
     def sentinel(self) -> int:
@@ -145,6 +151,14 @@ def _exists(pid: int) -> bool:
     return True
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended; takes note of its end."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # its end was noted
+        return True
+
+
 class _LauncherLink:
     """The caller's side of its launcher, which is started with the first request, and again when it is gone."""
 
@@ -152,6 +166,7 @@ class _LauncherLink:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._pid = 0
+        self._former: list[int] = []  # pids of launchers that are not used any more, until their ends are noted
         self._stuck: list[socket.socket] = []  # of launchers that do not answer; closing one would end their workers
 
     def request(self, message: Any, fds: Sequence[int], deadline: Deadline) -> None:
@@ -193,26 +208,22 @@ class _LauncherLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        self._is_gone()
-
-    def _is_gone(self) -> bool:
-        """Whether the launcher has ended; takes note of its end."""
-        try:
-            return os.waitpid(self._pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:  # there was none, or its end was noted
-            return True
+            self._former.append(self._pid)  # its end cannot always be noted at once: its channel is closed before
 
     def tidy(self) -> None:
         """Let no launcher that was killed stay in the table of processes."""
         with self._lock:
-            if self._socket is not None and self._is_gone():
-                self._forget()
+            self._former = [pid for pid in self._former if not _has_ended(pid)]
+            if self._socket is not None and _has_ended(self._pid):
+                self._socket.close()
+                self._socket = None
 
     def give_up(self) -> None:
         """It does not answer: the next request is for a new one."""
         with self._lock:
             if self._socket is not None:
                 self._stuck.append(self._socket)
+                self._former.append(self._pid)
                 self._socket = None
 
     def renewed(self) -> _LauncherLink:
@@ -300,13 +311,16 @@ def _fork(start: WorkerStart, deadline: Deadline) -> WorkerProcess:
             code = run(start.name, start.channel, start.assignment, start.crash_log)
         finally:
             os._exit(code)
-    worker = WorkerProcess(pid, -1)
+    worker = None
     try:
+        worker = WorkerProcess(pid, -1)
         if worker.pidfd >= 0:
             _link.request(("watch", start.mark, pid), [worker.pidfd], deadline)
     except BaseException:
-        worker.signal(signal.SIGKILL)
-        worker.join(1.0)
-        worker.close()
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # the caller ignores SIGCHLD
+            os.waitpid(pid, 0)
+        if worker is not None:
+            worker.close()
         raise
     return worker

@@ -209,7 +209,11 @@ class _ProcessLife(Life):
         if message[0] in ("probe", "close", "failed"):
             return None
         _, layout, config, first_lane = message
-        slab = Slab.attach(layout, reduction.recv_handle(self._connection))
+        try:
+            handle = reduction.recv_handle(self._connection)
+        except RuntimeError:  # what came has no descriptor with it: the caller could not send one, and has given up
+            return None
+        slab = Slab.attach(layout, handle)
         self._mail = memoryview(slab.array("mail")[self._index])  # which is read after each wait
         bell = ConnectionBell(self._connection, self.outbox.send)
         return slab, first_lane, config, WorkerChannel(self._post, self.read_mail, bell, bell)

@@ -32,7 +32,7 @@ def launcher(count: int) -> list[str]:
     return [found, "--oversubscribe", "-n", str(count)]
 
 
-def start(command: Sequence[str], timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def start(command: Sequence[str], timeout: float = 500) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, **ROOT_MAY}
     environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environ)

@@ -17,7 +17,7 @@ from shoal.support.optional_dependencies import install
 
 JOBS = str(Path(__file__).with_name("mpi_jobs.py"))
 GONE = r"worker 1 \(on node \S+, rank 2, pid (\d+), envs 4 to 6\) has ended without a word"
-pytestmark = pytest.mark.timeout(240)  # mpiexec is slow to start on a busy machine
+pytestmark = pytest.mark.timeout(600)  # mpiexec is slow to start on a busy machine
 
 
 def job(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:

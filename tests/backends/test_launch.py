@@ -1,0 +1,36 @@
+"""The caller's side of the launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Any
+
+import pytest
+
+from shoal.backends import launch
+from shoal.support.deadline import NEVER
+
+
+def test_the_end_of_a_launcher_that_leaves_slowly_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed closes its channel some time before its parent can take note of its end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: Any) -> int:
+        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE))  # it has no end of the channel
+        return started[-1].pid
+
+    monkeypatch.setattr(launch, "start_interpreter", start)
+    link = launch._LauncherLink()
+    with pytest.raises(BrokenPipeError):
+        link.request("start", [], NEVER)
+    assert len(started) == 2  # the second one in place of the first
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    link.tidy()
+    for process in started:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+        process.wait()
