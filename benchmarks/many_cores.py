@@ -228,7 +228,9 @@ def show(title: str, cell: dict[str, Any]) -> None:
         print(f"  {middle:5.2f} ({low:.2f} to {high:.2f}) {rate / 1e3:9,.0f} k  {name:28} {verdict}")
     medians = {name: quartiles(row["ratios"])[1] for name, row in cell["rows"].items()}
     for group in dict.fromkeys(name.partition(", spin")[0] for name in medians if ", spin" in name):
-        spins = {name.partition(", spin ")[2]: value for name, value in medians.items() if name.startswith(f"{group},")}
+        spins = {
+            name.partition(", spin ")[2]: value for name, value in medians.items() if name.startswith(f"{group}, spin")
+        }
         if len(spins) > 1:
             print(f"  {group}: usual over the best of all spins {spins['usual'] / max(spins.values()):.2f}")
     print(end="", flush=True)
