@@ -54,7 +54,7 @@ BAD_CALLS: list[tuple[str, Callable[[Pool], Any], type[BaseException], list[str]
     ("no action", lambda p: p.step(None), shoal.BadAction, ["object"]),
     ("actions of two axes", lambda p: p.step(ZEROS[:, None]), shoal.BadAction, [r"\(4, 1\)"]),
     ("float actions", lambda p: p.step(ZEROS.astype(float)), shoal.BadAction, ["int64", "float64"]),
-    ("bool actions", lambda p: p.step(ZEROS.astype(bool)), shoal.BadAction, ["int64", "bool"]),
+    ("complex actions", lambda p: p.step(ZEROS.astype(complex)), shoal.BadAction, ["int64", "complex128"]),
     ("text actions", lambda p: p.step(["a"] * 4), shoal.BadAction, ["int64", "<U1"]),
     ("an action too large", lambda p: p.step([0, 0, 4, 0]), shoal.BadAction, ["env 2", "0.* to .*3", "found 4"]),
     ("an action too small", lambda p: p.step(np.array([0, -1, 0, 0])), shoal.BadAction, ["env 1", "found -1"]),

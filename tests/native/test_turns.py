@@ -343,8 +343,8 @@ def layouts(array: Any) -> dict[str, Any]:
 
 def can_be_cast(dtype: Any, target: Any) -> bool:
     """What the core must take by itself, unless a value does not fit."""
-    whole = dtype.kind in "iu" and target.kind in "iu"
-    return dtype == target or whole or (target.kind == "f" and target.itemsize > 2 and dtype.kind in "fiu")
+    whole = dtype.kind in "iub" and target.kind in "iu"
+    return dtype == target or whole or (target.kind == "f" and target.itemsize > 2 and dtype.kind in "fiub")
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, "?"])

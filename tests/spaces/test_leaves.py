@@ -152,7 +152,7 @@ BAD_ACTIONS = [
     ("no array", spaces.Discrete(3), object(), ["int64", "object"]),
     ("text for a number", spaces.Discrete(3), ["0", "1"], ["int64", "<U1"]),
     ("float for a number", spaces.Discrete(3), [0.0, 1.0], ["int64", "float64"]),
-    ("bool for a number", spaces.Discrete(3), [True, False], ["int64", "bool"]),
+    ("complex for a number", spaces.Discrete(3), [0j, 1j], ["int64", "complex128"]),
     ("too large", spaces.Discrete(3), [0, 3], ["[1]", "env 7", "0 to 2", "found 3"]),
     ("too small", spaces.Discrete(3), [-1, 0], ["[0]", "env 4", "0 to 2", "found -1"]),
     ("before the start", spaces.Discrete(3, start=5), [5, 4], ["env 7", "5 to 7", "found 4"]),

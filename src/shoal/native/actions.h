@@ -247,8 +247,8 @@ static int actions_open(Actions *self, PyObject *actions, int64_t rows, ActionBa
         batch->values.buf = view->buf;
         return 1;
     }
-    int castable = target == 'f' ? leaf->itemsize >= 4 && kind != '\0' && strchr("fiu", kind) != NULL
-                                 : (target == 'i' || target == 'u') && (kind == 'i' || kind == 'u');
+    int castable = target == 'f' ? leaf->itemsize >= 4 && kind != '\0' && strchr("fiub", kind) != NULL
+                                 : (target == 'i' || target == 'u') && kind != '\0' && strchr("iub", kind) != NULL;
     if (!castable) return 0;
     if (self->room == NULL && (self->room = malloc((size_t)(self->lanes * leaf->nbytes + 1))) == NULL) {
         PyErr_NoMemory();

@@ -25,9 +25,9 @@ def cast_actions(actions: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> 
         return array
     kind = array.dtype.kind
     if dtype.kind == "f":
-        taken = kind in "fiu" and dtype.itemsize >= 4 and array.dtype.itemsize <= 8
+        taken = kind in "fiub" and dtype.itemsize >= 4 and array.dtype.itemsize <= 8
     else:
-        taken = dtype.kind in "iu" and kind in "iu"
+        taken = dtype.kind in "iu" and kind in "iub"
     if not taken:
         return None
     with np.errstate(over="ignore"):

@@ -210,7 +210,7 @@ def _read_objects(leaf: Leaf, value: Any, count: int) -> list[Any]:
 
 def _read_array(leaf: Leaf, value: Any, count: int) -> Array:
     array = as_array(value, leaf, "actions", BadAction)
-    allowed = "fiu" if leaf.dtype.kind == "f" else "b" if leaf.dtype.kind == "b" else "iu"
+    allowed = {"f": "fiub", "b": "b"}.get(leaf.dtype.kind, "iub")
     if array.dtype.kind not in allowed and array.dtype != leaf.dtype:
         raise BadAction(f"actions{leaf.name}: expected type {leaf.dtype}, found {array.dtype}")
     expected = (count, *leaf.shape)
