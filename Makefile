@@ -61,10 +61,11 @@ check: $(VENV)/.ready
 check-core: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
 
-# Two rows of suites side by side: some tests use one core, and most wait. What a suite says is shown when it is over.
+# Two rows of suites side by side, and types beside them: some tests use one core, and most wait. What a suite says is
+# shown when it is over.
 test: $(VENV)/.ready $(TF_VENV)/.ready
-	$(MAKE) --no-print-directory lint types
-	$(MAKE) --no-print-directory -j 2 --output-sync=target test-native suites-beside
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory -j 3 --output-sync=target types test-native suites-beside
 
 suites-beside:
 	$(MAKE) --no-print-directory test-twin

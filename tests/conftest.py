@@ -44,7 +44,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A worker imports the module that its env's class is from. Where that is a test, most of it would be these.
-launch.PRELOAD += ["pytest", "hypothesis.strategies", "envs", "faults.kit"]
+launch.PRELOAD += [
+    "pytest",
+    "hypothesis.strategies",
+    "gymnasium.wrappers",
+    "shoal.dialects.gymnasium",
+    "envs",
+    "faults.kit",
+]
 
 # A worker whose env is of TF-Agents imports it, for seconds: the forkserver of the tests has it already. That of a
 # script has not, and its workers import it as those of users do.
@@ -86,12 +93,13 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def caches(shared_folder: Path) -> Iterator[None]:
-    """What tests, and the scripts that they run, compile is compiled once in a session, and kept nowhere else."""
+    """What tests, and the scripts that they run, compile or log is kept in the session's folder, and compiled once."""
     caches = {
         "SHOAL_CACHE_DIR": str(shared_folder / "shoal-cache"),
         "JAX_COMPILATION_CACHE_DIR": str(shared_folder / "jax-cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "SB3_LOGDIR": str(shared_folder / "sb3-logs"),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in caches.items():

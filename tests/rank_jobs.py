@@ -230,7 +230,7 @@ def ray_ranks(size: str) -> None:
 
     class Rank:
         def join(self, size: int, rank: int) -> Any:
-            collective.init_collective_group(size, rank, backend="gloo", group_name="fish", gloo_timeout=150_000)
+            collective.init_collective_group(size, rank, backend="gloo", group_name="fish", gloo_timeout=400_000)
             ranks = RayRanks("fish")
             return [type(ranks).__name__, ranks.rank, check_statistics(ranks), check_normalize(ranks)]
 
@@ -244,7 +244,7 @@ def ray_ranks(size: str) -> None:
     ray.init(address="local", num_cpus=int(size), include_dashboard=False, log_to_driver=False,
              runtime_env={"env_vars": {"PYTHONPATH": paths}})  # fmt: skip
     actors = [ray.remote(Rank).remote() for _ in range(int(size))]
-    found = ray.get([actor.join.remote(int(size), rank) for rank, actor in enumerate(actors)], timeout=170)
+    found = ray.get([actor.join.remote(int(size), rank) for rank, actor in enumerate(actors)], timeout=450)
     say(found=found, lost=ray.get(actors[0].lost.remote()))
     ray.shutdown()
 
