@@ -96,11 +96,13 @@ class Schema:
 
     Attributes:
         id: the same for equal schemas, in every worker and process; never 0.
+        names: what the value of each entry is called in notes and errors: its key, or its path of keys if it is nested.
         row_bytes: how much of a row it uses, in whole words of eight bytes.
     """
 
     nodes: tuple[Node, ...]
     entries: tuple[Entry, ...] = field(init=False, compare=False)
+    names: tuple[Any, ...] = field(init=False, compare=False)
     id: int = field(init=False, compare=False)
     row_bytes: int = field(init=False, compare=False)
 
@@ -113,6 +115,7 @@ class Schema:
             offset += _words(entry.nbytes)
         digest = hashlib.blake2b(self.text().encode(), digest_size=8).digest()
         object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "names", tuple(p[0] if len(p) == 1 else p for p in _paths(self.nodes, ())))
         object.__setattr__(self, "row_bytes", offset)
         object.__setattr__(self, "id", int.from_bytes(digest, "little", signed=True) or 1)
 
@@ -209,6 +212,13 @@ def _flat(nodes: Sequence[Node], first: int) -> Iterator[tuple[Node, int]]:
         first = end
 
 
+def _paths(nodes: Sequence[Node], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The keys that lead to each node, in the order of `_flat`."""
+    for node in nodes:
+        yield (*above, node.key)
+        yield from _paths(node.below, (*above, node.key))
+
+
 def _listed(nodes: Sequence[Node]) -> list[Any]:
     return [[node.key, node.kind, list(node.shape), _listed(node.below)] for node in nodes]
 
@@ -296,6 +306,10 @@ class InfoLearner:
     def _hand_over(self) -> None:
         entries = tuple(entry.described() for entry in self._schema.entries)
         self._use((self._schema.id, entries, NUMBERS, np.ndarray))
+
+    def named(self, objects: dict[int, Any]) -> dict[Any, Any]:
+        """What has no room in a row, given by number of its entry, by name."""
+        return {self._schema.names[entry]: value for entry, value in objects.items()}
 
     def wanted(self, info: dict[str, Any]) -> dict[str, Any]:
         """Those parts of an info that the caller wants to have, for infos that travel as notes."""

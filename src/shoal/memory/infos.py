@@ -36,7 +36,7 @@ class Column(NamedTuple):
 
     Attributes:
         tag: what kind of values these are.
-        entry: its number in the schema.
+        name: what it is called in the schema; None for last observations of episodes.
         offset: where the values lie in the rows.
         dtype, shape: of an array.
         below: the columns of a nested dict.
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
     key: str
     tag: int
-    entry: int = 0
+    name: Any = None
     offset: int = 0
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] = ()
@@ -89,7 +89,7 @@ class Group:
     Args:
         rows: uint8 [n, row_bytes], one for each lane; its own memory.
         lanes: int64 [n], ascending.
-        objects: by lane, what its info has beside its row, by number of the entry.
+        objects: by lane, what its info has beside its row, by its name in the schema.
         finals: the last observations of the lanes' episodes; None where none of them ended one.
     """
 
@@ -104,7 +104,7 @@ class Group:
                 if any(column.key == "final_info" for column in columns)
                 else [Column("final_info", layout.INFO_DICT)]
             )
-            self.columns = [Column("final_obs", layout.INFO_OBJECT, -1), *own, *columns]
+            self.columns = [Column("final_obs", layout.INFO_OBJECT), *own, *columns]
 
     def array(self, column: Column) -> Array | None:
         """The values of a key as one array, which is the caller's own; None where they are objects."""
@@ -124,9 +124,9 @@ class Group:
         if column.tag == layout.INFO_NONE:
             return [None] * len(self.lanes)
         if column.tag == layout.INFO_OBJECT:
-            if column.entry < 0:
+            if column.name is None:
                 return list(self._finals)
-            return [self._objects[lane][column.entry] for lane in self.lanes.tolist()]
+            return [self._objects[lane][column.name] for lane in self.lanes.tolist()]
         array = self.array(column)
         assert array is not None
         if column.tag == layout.INFO_ARRAY:
@@ -249,11 +249,11 @@ def _columns(schema: Schema, tags: bytes, first: int, end: int) -> Iterator[Colu
     while first < end:
         entry, tag = schema.entries[first], tags[first]
         if tag == layout.INFO_DICT:
-            yield Column(entry.key, tag, first, below=tuple(_columns(schema, tags, first + 1, entry.end)))
+            yield Column(entry.key, tag, below=tuple(_columns(schema, tags, first + 1, entry.end)))
         elif tag == layout.INFO_ARRAY:
-            yield Column(entry.key, tag, first, entry.offset, np.dtype(entry.kind), entry.shape)
+            yield Column(entry.key, tag, None, entry.offset, np.dtype(entry.kind), entry.shape)
         elif tag != layout.INFO_ABSENT:
-            yield Column(entry.key, tag, first, entry.offset)
+            yield Column(entry.key, tag, schema.names[first], entry.offset)
         first = entry.end
 
 
@@ -265,7 +265,7 @@ class Infos(dict[int, dict[str, Any]]):
         rows: those of the lanes whose infos lie in the slab, a copy.
         recipe: how to read all of the rows; None where they differ.
         lanes: int64 [n], these lanes, ascending.
-        notes: by lane, what came as a note: the whole info, or, for one of `lanes`, its objects by number.
+        notes: by lane, what came as a note: the whole info, or, for one of `lanes`, its objects by name.
         finals: by lane, the last observation of an episode that the step has ended.
     """
 

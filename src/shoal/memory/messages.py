@@ -33,8 +33,8 @@ RESTART_INFO = "shoal_restart"  # the key of the info that tells of a restart
 class Note(NamedTuple):
     """The part of an answer that has no field in the slab. It travels through the side channel.
 
-    `info` is the whole info, or, where the slab has a row of it (STATUS_INFO), what has no room there, by number of its
-    entry in the schema.
+    `info` is the whole info, or, where the slab has a row of it (STATUS_INFO), what has no room there, by its name in
+    the schema.
     """
 
     lane: int

@@ -25,7 +25,7 @@ PARTS = ("envs", "stragglers", "latency", "driver", "driver's link", "nodes' lin
 
 # Bytes of a message beside observations and actions (remote/wire.py).
 REQUEST_LANE, REQUEST_MESSAGE = 34, 48
-ANSWER_LANE, ANSWER_MESSAGE = 77, 1264
+ANSWER_LANE, ANSWER_MESSAGE = 77, 1328
 LARGE = 1 << 16  # bytes; a larger answer goes through Ray's object store (remote/ray)
 MOST_LANES = 2**24
 LONGEST = 1e9  # seconds, of anything

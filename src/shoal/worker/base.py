@@ -179,7 +179,7 @@ class Stepper:
 
     def note_parts(self, lane: int, slot: int, parts: dict[int, Any]) -> None:
         """Keep what an info has beside its row in the slab, for the side channel."""
-        self._add_note(lane, slot, STATUS_NOTE, info=self._own(parts))
+        self._add_note(lane, slot, STATUS_NOTE, info=self._own(self._infos.named(parts)))
 
     def _use_core(self, core: Any, slab: Slab) -> None:
         """Step lanes, or wait for requests, by this core. It writes infos into the slab, if that has room for them."""
