@@ -128,7 +128,7 @@ def test_partial_batches_name_the_right_env_and_step() -> None:
         envs.async_reset(seed=0)
 
         def go_on() -> None:
-            for _ in range(60):
+            for _ in range(100_000):  # the other worker may answer many times before this one is awake
                 batch = envs.recv(timeout=60)
                 envs.send(np.zeros((2, 2), np.float32), batch.env_id)
 
