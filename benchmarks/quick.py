@@ -139,12 +139,13 @@ def turns(document: dict[str, Any]) -> list[Row]:
 
 
 def many_cores(document: dict[str, Any]) -> list[Row]:
-    """Return the limit, and the pools whose waits spin as usual, of each number of envs."""
+    """Return the limit, auto's choice and the best of the pools whose waits spin as usual, of each number of envs."""
     rows, cores = [], document["facts"]["cores"]
     for group, cell in document["cells"].items():
         rows.append(row(f"{cores} plain loops", common.quartiles(cell["limit"]), "limit", group, 1.0))
         usual = {name: one for name, one in cell["rows"].items() if ", spin" not in name or name.endswith("spin usual")}
-        for name, one in sorted(usual.items(), key=lambda pair: -common.quartiles(pair[1]["rates"])[1]):
+        ranked = sorted(usual.items(), key=lambda pair: -common.quartiles(pair[1]["rates"])[1])
+        for name, one in [pair for at, pair in enumerate(ranked) if at < 4 or pair[0].startswith("auto")]:
             words = f"Shoal {name.removesuffix(', spin usual')}"
             share = common.quartiles(one["ratios"])[1]
             rows.append(row(words, common.quartiles(one["rates"]), "shoal", group, share))
