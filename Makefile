@@ -8,7 +8,7 @@ TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf lint types faults soak bench bench-quick bench-graph \
+.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
 	fuzz sanitize clean
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
+	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
@@ -101,6 +102,10 @@ test-twin: $(VENV)/.ready
 test-gpu: $(VENV)/.ready
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/cuda
 
+# Each library's own trainer over its own vector env and over ours, in environments of their own; half an hour.
+test-trainers:
+	$(PYTHON) tests/trainers/run.py $(TRAINERS)
+
 # TF-Agents needs pins of its own, and the CPU build of TensorFlow; gymnax wants an older Gymnasium than the other tests.
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(TF_VENV)/bin/python || $(PYTHON) -m venv $(TF_VENV)
@@ -169,4 +174,4 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so

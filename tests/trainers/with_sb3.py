@@ -1,0 +1,56 @@
+"""Stable-Baselines3's PPO over its own best vector env and over Shoal's, on CartPole and HalfCheetah."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+from ladder import OURS, Cell, Clock, Training, climb
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from shoal.dialects import sb3
+
+NUM_ENVS, STEPS = 16, 128
+
+
+class Returns(BaseCallback):
+    """Collects the returns of episodes as they end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[float] = []
+
+    def _on_step(self) -> bool:
+        self.found += [float(info["episode"]["r"]) for info in self.locals["infos"] if "episode" in info]
+        return True
+
+
+def make_env(env_id: str) -> Any:
+    """Return an env that reports the return of each episode."""
+    return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(env_id))
+
+
+def train(env_id: str, rollouts: int, who: str, seed: int) -> Training:
+    """Train PPO for some rollouts."""
+    vec_env = (sb3.SubprocVecEnv if who == OURS else DummyVecEnv)([functools.partial(make_env, env_id)] * NUM_ENVS)
+    try:
+        model = PPO("MlpPolicy", vec_env, n_steps=STEPS, batch_size=512, n_epochs=4, seed=seed, device="cpu")
+        returns, total = Returns(), rollouts * NUM_ENVS * STEPS
+        model.learn(NUM_ENVS * STEPS, callback=returns)
+        with Clock() as clock:
+            model.learn(total, callback=returns, reset_num_timesteps=False)
+    finally:
+        vec_env.close()
+    return Training(returns.found, total, clock.seconds)
+
+
+if __name__ == "__main__":
+    names = {"theirs": "DummyVecEnv", "ours": "shoal.dialects.sb3.SubprocVecEnv"}
+    cells = [
+        Cell("PPO", "CartPole-v1", **names, train=functools.partial(train, "CartPole-v1", 20)),
+        Cell("PPO", "HalfCheetah-v5", **names, train=functools.partial(train, "HalfCheetah-v5", 10)),
+    ]
+    climb("Stable-Baselines3", ["stable-baselines3", "gymnasium", "torch"], cells)
