@@ -37,7 +37,8 @@ class PoolOptions:
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
         learner_threads: cores that "auto" leaves to the caller's learner; None for as many threads as torch was told to
-            use (`torch.set_num_threads`), where it is loaded.
+            use (`torch.set_num_threads`), where it is loaded. Where torch computes on all cores, as it does by default,
+            "auto" has workers for slow envs alone; `torch.set_num_threads(1)` or `learner_threads=0` changes that.
         backend_options: for "mpi" those of `MpiOptions` (how each rank runs its envs, and which ranks), for "ray" those
             of `RayOptions` (address, resources and placement of actors, and how each runs its envs).
         batch_size: how many lanes `recv` waits for; by default all.

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -23,8 +24,8 @@ from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
 from shoal.planning import probe
-from shoal.planning.plan import Plan, _choose, fixed_plan, predict, worker_counts
-from shoal.support.cores import cores_beside, usable_cores
+from shoal.planning.plan import LATE, Plan, _choose, fixed_plan, predict, worker_counts
+from shoal.support.cores import cores_beside, torch_fills_cores, usable_cores
 from shoal.worker import measurement
 from shoal.worker.measurement import KEPT, Measurement, Overhead, _thinned, time_steps
 
@@ -550,8 +551,9 @@ def test_a_caller_that_has_a_core_meets_its_workers_sooner() -> None:
 class Torch:
     """What a loaded torch looks like."""
 
-    def __init__(self, threads: int):
+    def __init__(self, threads: int, cuda: bool = False):
         self.get_num_threads = lambda: threads
+        self.cuda = SimpleNamespace(is_initialized=lambda: cuda)
 
 
 @pytest.mark.parametrize(
@@ -572,3 +574,29 @@ def test_auto_leaves_cores_to_the_learner() -> None:
         assert "on 1 cores" in pool.plan.reason
     with pytest.raises(ValueError, match="learner_threads"):
         shoal.Pool("CartPole-v1", 8, learner_threads=-1)
+
+
+@pytest.mark.parametrize(
+    ("torch", "fills"), [(None, False), (Torch(16), True), (Torch(15), False), (Torch(16, cuda=True), False)]
+)
+def test_torch_fills_the_cores_by_default(monkeypatch: pytest.MonkeyPatch, torch: Torch | None, fills: bool) -> None:
+    monkeypatch.setattr("shoal.support.cores.usable_cores", lambda: 16)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert torch_fills_cores() is fills
+
+
+def test_workers_that_come_late_are_for_slow_envs() -> None:
+    assert _choose(COMPUTES, 16, 16, 16, None, False).backend != "serial"
+    assert _choose(COMPUTES, 16, 16, 16, None, False, late=LATE).backend == "serial"
+    assert _choose(HEAVY, 64, 64, 16, None, False, late=LATE).backend != "serial"
+    assert _choose(COMPUTES, 16, 16, 16, None, True, late=LATE).backend == "processes"
+
+
+def test_auto_stays_in_one_process_beside_a_torch_that_takes_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.support.cores.usable_cores", lambda: 16)
+    monkeypatch.setitem(sys.modules, "torch", Torch(16))
+    with shoal.Pool("CartPole-v1", 64) as pool:
+        assert pool.plan.backend == "serial"
+        assert "torch.set_num_threads(1) would make room for" in pool.plan.reason
+    with shoal.Pool("CartPole-v1", 64, learner_threads=0) as pool:
+        assert "torch" not in pool.plan.reason

@@ -25,13 +25,14 @@ from shoal.errors import BadEnv, DataError, ShoalError, StepTimeout
 from shoal.options import PoolOptions
 from shoal.planning.probe import Open, Subject, measure
 from shoal.support.checks import check_choice, number, whole_number
-from shoal.support.cores import cores_beside, usable_cores
+from shoal.support.cores import cores_beside, torch_fills_cores, usable_cores
 from shoal.worker.measurement import Measurement, Overhead
 
 WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
 
 CALLER = 4e-6  # the caller's own work per batch, where it was not measured
 LANE = 0.3e-6  # per env and batch, on any backend, likewise
+LATE = 1e-3  # how late workers get a core that torch's threads spin on
 HYBRID = 3e-6  # meeting workers that spin beside a caller that does
 PROCESSES = 25e-6  # sleeping and waking up again
 PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
@@ -227,22 +228,37 @@ def measured_plan(
             raise
         text = str(error).strip().partition("\n")[0]
         return Plan("processes", min(int(options.num_workers or cores), count), f"it could not be measured: {text}")
+    if options.learner_threads is None and torch_fills_cores():
+        beside = _choose(measured, count, batch_size, cores, options.num_workers, options.isolate, late=LATE)
+        alone = _choose(measured, count, batch_size, cores, options.num_workers, options.isolate)
+        if beside.backend == alone.backend:
+            return alone
+        advice = f"torch.set_num_threads(1) would make room for {alone.backend!r} ({alone.expected or 0:,.0f} steps/s)"
+        return replace(beside, reason=f"{beside.reason}; torch's threads take all cores: {advice}")
     return _choose(measured, count, batch_size, cores, options.num_workers, options.isolate)
 
 
 def _choose(
-    measured: Measurement, count: int, batch_size: int, cores: int, num_workers: int | None, isolate: bool
+    measured: Measurement,
+    count: int,
+    batch_size: int,
+    cores: int,
+    num_workers: int | None,
+    isolate: bool,
+    late: float = 0.0,
 ) -> Plan:
+    """Choose the backend that is predicted to be the fastest, where a batch of workers comes so many seconds late."""
     best: tuple[float, str, int] | None = None
     for backend, workers in _candidates(count, cores, num_workers, isolate, measured):
         seconds = predict(measured, backend, workers, count, batch_size, cores)
-        if best is None or seconds < best[0] * MARGIN:
-            best = (seconds, backend, workers)
+        cost = seconds if backend == "serial" else seconds + late
+        if best is None or cost < best[0] * MARGIN:
+            best, expected = (cost, backend, workers), batch_size / seconds
     assert best is not None
-    seconds, backend, workers = best
+    _, backend, workers = best
     reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
-    reason += f"; expected {batch_size / seconds:,.0f} steps/s on {cores} cores"
-    return Plan(backend, workers, reason, measured, expected=batch_size / seconds)
+    reason += f"; expected {expected:,.0f} steps/s on {cores} cores"
+    return Plan(backend, workers, reason, measured, expected=expected)
 
 
 def _candidates(

@@ -21,7 +21,7 @@ def usable_cores() -> int:
 def cores_beside(learner_threads: int | None) -> int:
     """Cores that are left for envs beside a learner of so many threads; None for those that torch was told to use.
 
-    By default torch may use all cores. That says nothing of what the learner needs: small policies run in one thread.
+    By default torch may use all cores. Then none would be left, and `torch_fills_cores` says so instead.
     """
     cores, threads = usable_cores(), learner_threads
     if threads is None:
@@ -34,6 +34,17 @@ def torch_threads() -> int:
     """How many threads torch may use; 0 where it was not loaded."""
     count = getattr(sys.modules.get("torch"), "get_num_threads", None)
     return int(count()) if callable(count) else 0
+
+
+def torch_fills_cores() -> bool:
+    """Whether torch computes on the CPU in as many threads as there are cores, as it does by default.
+
+    Even a small policy runs in all of them, and for milliseconds afterwards they spin and wait for more. Workers that
+    are woken meanwhile get a core late.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    initialized = getattr(cuda, "is_initialized", None)
+    return torch_threads() >= usable_cores() > 1 and not (callable(initialized) and initialized())
 
 
 def affinity_cores() -> int:
