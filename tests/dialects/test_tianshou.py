@@ -134,8 +134,6 @@ def acts(envs: Any) -> Iterator[tuple[str, Callable[[], Any], bool]]:
 @pairs
 @pytest.mark.parametrize("kind", ["float32", "float64", "image", "discrete", "dict"])
 def test_the_same_transcript(pair: str, kind: str) -> None:
-    if pair == "shmem" and kind == "discrete":
-        pytest.skip("tianshou's ShmemVectorEnv cannot do this")
     found = []
     for cls in PAIRS[pair]:
         envs = cls(walks(3, kind))
