@@ -129,7 +129,8 @@ def build(
             spare=2 if options.replaces_envs else 1,
         )  # fmt: skip
         table = LaneTable(slab, workers, frames, shape.groups, shape.window)
-        scheduler = Scheduler(table, options, config, shape.user_resets, spin_pool, on_death)
+        user_resets = shape.user_resets and options.check_resets
+        scheduler = Scheduler(table, options, config, user_resets, spin_pool, on_death)
         slab.introduce({
             "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
             "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,

@@ -68,6 +68,8 @@ class PoolOptions:
         observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
             or a pair (batched space, single space).
         check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
+        check_resets: False lets steps through to envs that were never reset, or whose episode is over under
+            autoreset="disabled": the envs themselves say what they think of that.
         infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
         check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
         start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
@@ -98,6 +100,7 @@ class PoolOptions:
     recycle_after: int | None = None
     observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
     check_actions: Literal["all", "discrete"] = "all"
+    check_resets: bool = True
     infos: Literal["all", "drop"] | Sequence[str] = "all"
     check_nan: bool = False
     start_method: str = DEFAULT_START_METHOD
@@ -116,7 +119,7 @@ class PoolOptions:
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
-        for name in ("copy", "flat_rows", "check_nan"):
+        for name in ("copy", "flat_rows", "check_nan", "check_resets"):
             self._set(name, bool(getattr(self, name)))
         if isinstance(self.infos, str):
             check_choice("infos", self.infos, ("all", "drop"))

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -115,6 +115,11 @@ class Pool(EnvCommands):
         """The envs that were sent to and not yet received from."""
         return self._scheduler.pending
 
+    @property
+    def done(self) -> Ids:
+        """Those of the pending envs that have answered, ascending: a wait for them would return at once."""
+        return self._scheduler.done
+
     def stats(self) -> PoolStats:
         """Counts since the start, and where the time went; print it. For an interval, subtract an earlier one."""
         self._check_usable()
@@ -178,12 +183,20 @@ class Pool(EnvCommands):
             ready = self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
             return self.data.batch(ready)
 
-    def exchange(self, actions: Any, timeout: float | None = None) -> Ready:
-        """Like step, but gives the lanes only: for dialects that take just the fields they need from `data`."""
+    def exchange(self, actions: Any, timeout: float | None = None, env_ids: Ids | None = None) -> Ready:
+        """Like step, but gives the lanes only: for dialects that take just the fields they need from `data`.
+
+        Args:
+            env_ids: int64, ascending: step just these.
+        """
         with self.turn:
             if self._fault is not None:
                 raise self._fault
-            return self._scheduler.exchange(actions, NEVER if timeout is None else Deadline.after(timeout))
+            deadline = NEVER if timeout is None else Deadline.after(timeout)
+            if env_ids is None:
+                return self._scheduler.exchange(actions, deadline)
+            self._scheduler.send(actions, env_ids)
+            return self._wait_or_drop(self._scheduler.wait_for, env_ids, deadline)
 
     def prepare(self, within: float = 0.002) -> None:
         """Wake the workers for a step that follows soon: call it shortly before the actions are ready.
@@ -254,13 +267,30 @@ class Pool(EnvCommands):
         """
         deadline = Deadline.after(timeout)
         with self.turn:
-            ids = self._start_reset(env_ids, seed, options, deadline)
-            try:
-                return self.data.batch(self._scheduler.wait_for(np.sort(ids), deadline))
-            except EnvError:
-                with contextlib.suppress(ShoalError):  # the env's own error is what matters
-                    self._scheduler.drop(ids, deadline)
-                raise
+            ids = np.sort(self._start_reset(env_ids, seed, options, deadline))
+            return self.data.batch(self._wait_or_drop(self._scheduler.wait_for, ids, deadline))
+
+    def begin(self, env_ids: Ids | None = None) -> Ready:
+        """Reset envs (ascending; None: all) without arguments, and wait for them; gives the lanes only, for dialects.
+
+        Where each env has one lane, this is quicker than `reset`, and the env's own `reset` gets no argument at all.
+        """
+        with self.turn:
+            self._check_usable()
+            ids = np.arange(self.num_envs) if env_ids is None else env_ids
+            if self.options.seed is not None:
+                self._start_reset(ids, None, None, NEVER)
+                return self._wait_or_drop(self._scheduler.wait_for, ids, NEVER)
+            return self._wait_or_drop(self._scheduler.begin, ids, NEVER)
+
+    def _wait_or_drop(self, wait: Callable[[Ids, Deadline], Ready], ids: Ids, deadline: Deadline) -> Ready:
+        """Wait for these envs. After an env's error, the answers of the others are dropped."""
+        try:
+            return wait(ids, deadline)
+        except EnvError:
+            with contextlib.suppress(ShoalError):  # the env's own error is what matters
+                self._scheduler.drop(ids, deadline)
+            raise
 
     def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options = None) -> None:
         """Start a reset of envs (None: all); their first observations come with recv."""

@@ -163,10 +163,10 @@ class PoolFace(ClosedByWith):
         attributes = {"env_id": env_id, "worker": worker, "during": "its info", "original": error, "infos": infos}
         return env_error(type(error), {**attributes, "_text": text})
 
-    def _exchange(self, actions: Any) -> Ready:
-        """Step all envs. After an interrupt or a timeout, the answers that come later belong to no call."""
+    def _exchange(self, actions: Any, env_ids: Ids | None = None) -> Ready:
+        """Step all envs, or these. After an interrupt or a timeout, answers that come later belong to no call."""
         try:
-            return self.pool.exchange(actions)
+            return self.pool.exchange(actions, env_ids=env_ids)
         except BaseException:
             self._late = True
             raise

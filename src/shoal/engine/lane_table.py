@@ -150,6 +150,7 @@ class LaneGroups:
 
     Attributes:
         some: whether there are any.
+        apart: whether each env has one lane, and is stepped by itself.
         size: lanes in a group; 0 where they differ.
         leader: int64 [lanes]: the last lane of each one's group; None where there are none.
 
@@ -162,7 +163,7 @@ class LaneGroups:
             raise BadEnv("on_error and recycle_after: the lanes of these envs are asked one by one, and lost together")
         self._groups = list(groups)
         bound = [lanes.size for lanes in groups if lanes.together]
-        self.some = bool(bound)
+        self.some, self.apart = bool(bound), not groups
         counts = np.array([lanes.size for lanes in groups] if self.some else [], np.int64)
         self.size = int(counts[0]) if self.some and (counts == counts[0]).all() else 0
         stops = np.cumsum(counts)

@@ -57,8 +57,8 @@ class Scheduler:
         self.table, self._busy, self._core, self._frames = table, table.busy, table.core, table.answers
         self._groups, self._window = table.groups, table.window
         self._user_resets, self._fifo, self._spin_ns = user_resets, options.order == "fifo", spin_ns
-        self._must_reset = np.ones(table.count, np.bool_)
-        self.some_must_reset = True
+        self._must_reset = np.full(table.count, options.check_resets)
+        self.some_must_reset = self._checks_resets = options.check_resets
         workers = table.workers
         self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
@@ -82,6 +82,11 @@ class Scheduler:
     def pending(self) -> Ids:
         """The lanes that were sent to and not yet received from."""
         return self._busy.all()
+
+    @property
+    def done(self) -> Ids:
+        """Those of them that have answered, ascending."""
+        return np.sort(self._collector.done_in_order(self.table.count, False))
 
     # ---- requests --------------------------------------------------------------------------------------------
 
@@ -129,6 +134,18 @@ class Scheduler:
             self._recovery.resets(asked)
         self._note_must_reset(ids, False)
         self._ask(ids, native.OP_RESET, lambda lane: HeldRequest(native.OP_RESET, *asked[lane]))
+
+    def begin(self, ids: Ids, deadline: Deadline) -> Ready:
+        """Reset lanes, ascending, without arguments, and wait for them: in two calls of the core as a rule."""
+        if not self._groups.apart or self._replaces or self._frames.lends or self._recovery.troubled:
+            self.reset(ids, [None] * len(ids), [None] * len(ids), deadline)
+            return self.wait_for(ids, deadline)
+        if self._busy.count:
+            self.drop(ids, deadline)
+        self._core.arrive()
+        self._note_must_reset(ids, False)
+        self._ask(ids, native.OP_BEGIN, lambda lane: HeldRequest(native.OP_RESET))
+        return self.wait_for(ids, deadline)
 
     def _tell(self, ids: Ids, message: Callable[[list[int]], tuple[Any, ...]]) -> None:
         """Tell the workers of those lanes that can be posted now what must come before the requests."""
@@ -279,24 +296,16 @@ class Scheduler:
         idle = ids[~self._busy.among(ids)]
         if len(idle):
             raise NothingPending(f"envs {idle[:8].tolist()} were not sent to: there is nothing to wait for")
+        if self.table.frame_count == 1 and self._busy.count == len(ids):
+            return self.wait_next(len(ids), deadline)
         ready = self._wait(len(ids), ids if len(ids) < self.table.count else None, deadline)
         slot = int(self.table.slot[ids[0]])
-        if not self._busy.count and self._can_realign(ids, slot):
+        if not self._busy.count and self._frames.can_realign(ids, slot):
             self._frames.realign(slot)
             if self._replaces:
                 self._recovery.realigned(slot)
             ready = ready._replace(slot=slot if len(ids) == self.table.count else ready.slot)
         return ready
-
-    def _can_realign(self, ids: Ids, slot: int) -> bool:
-        """Whether all lanes can be brought into the frame of those that were just reset.
-
-        Not where that would overwrite rows that must be valid for longer: a reset of some counts as one send of all.
-        """
-        behind = (slot - self.table.slot.astype(np.int64)) % self.table.frame_count
-        if not behind.any() or behind[ids].any():
-            return False
-        return self._frames.lends or bool((behind <= 1).all())  # a frame to be lent was free before
 
     def drop(self, ids: Ids, deadline: Deadline) -> None:
         """Wait for those of the lanes that are busy, and forget what they answer."""
@@ -463,8 +472,9 @@ class Scheduler:
 
     def _note_must_reset(self, ids: Any, must: Any) -> None:
         """Note which of these lanes the user must reset before they are stepped."""
-        self._must_reset[ids] = must
-        self.some_must_reset = bool(self._must_reset.any())
+        if self._checks_resets:
+            self._must_reset[ids] = must
+            self.some_must_reset = bool(self._must_reset.any())
 
     # ---- errors ----------------------------------------------------------------------------------------------
 

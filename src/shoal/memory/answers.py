@@ -307,6 +307,16 @@ class Frames:
         slot = int(self._slot[0]) if (self._slot == self._slot[0]).all() else -1
         return Ready(self._all_ids, 0, slot, ready.infos)
 
+    def can_realign(self, ids: Ids, slot: int) -> bool:
+        """Whether all lanes can be brought into the frame of those that were just reset.
+
+        Not where that would overwrite rows that must be valid for longer: a reset of some counts as one send of all.
+        """
+        behind = (slot - self._slot.astype(np.int64)) % len(self._frame_starts)
+        if not behind.any() or behind[ids].any():
+            return False
+        return self.lends or bool((behind <= 1).all())  # a frame to be lent was free before
+
     def realign(self, slot: int) -> None:
         """Bring the last rows of all lanes, none of which is busy, into one frame.
 

@@ -18,12 +18,12 @@ from shoal.support.frames import caller_level
 
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MISSING", "MIXED_SLOTS", "NOT_TAKEN",
-    "OP_RESET", "OP_RESTART", "OP_STEP", "REMEDY", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block", "Kernel", "Lanes",
-    "Turn", "merge", "outside", "standardize", "write_rows",
+    "OP_BEGIN", "OP_RESET", "OP_RESTART", "OP_STEP", "REMEDY", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block",
+    "Kernel", "Lanes", "Turn", "merge", "outside", "standardize", "write_rows",
 ]  # fmt: skip
 
 AUTORESET, MIXED_SLOTS = layout.AUTORESET, layout.MIXED_SLOTS
-OP_STEP, OP_RESET, OP_RESTART = layout.OP_STEP, layout.OP_RESET, layout.OP_RESTART
+OP_STEP, OP_RESET, OP_RESTART, OP_BEGIN = layout.OP_STEP, layout.OP_RESET, layout.OP_RESTART, layout.OP_BEGIN
 STAT_STEPS, STAT_AT, STAT_SINCE_NS = layout.STAT_STEPS, layout.STAT_AT, layout.STAT_SINCE_NS
 COLLECT_TIMEOUT, COLLECT_ALARM = layout.COLLECT_TIMEOUT, layout.COLLECT_ALARM
 IN_USE, NOT_TAKEN = layout.IN_USE, layout.NOT_TAKEN

@@ -63,7 +63,7 @@ FIELDS = (
     FieldRow("pending", ("lanes",), "u1", "the caller", "1 from a request until its answer is received", shown=True),
     FieldRow("requested", ("lanes",), "u8", "the caller", "number of the last request", True, "_Atomic uint64_t"),
     FieldRow("answered", ("lanes",), "u8", "the worker", "number of the last answer", True, "_Atomic uint64_t"),
-    FieldRow("op", ("lanes",), "u1", "the caller", "what the request asks for: OP_STEP, OP_RESET or OP_RESTART"),
+    FieldRow("op", ("lanes",), "u1", "the caller", "what is asked for: OP_STEP, OP_RESET, OP_RESTART or OP_BEGIN"),
     FieldRow("slot", ("lanes",), "u1", "the caller", "the frame that the answer is written into"),
     FieldRow("done_ns", ("lanes",), "i8", "the worker", "when the last answer was given"),
     FieldRow("ended", ("lanes",), "u1", "the worker", "1 where the episode has ended and the next one has not begun"),
@@ -153,7 +153,7 @@ CONSTANTS: dict[str, int] = {
     "HEADER_BYTES": 4096, "BELL_WORDS": LINE // 4, **_counter_numbers(),
     "WAITING_WIDTH": LINE // 8, "WAITING_REST_NS": 0, "WAITING_SPIN_NS": 1, "WAITING_AWAKE_NS": 2,  # see crowd.h
     "TIME_BUCKETS": 136,  # in a row of `step_times`: four for each power of two, up to 2**36 ns
-    "OP_STEP": 0, "OP_RESET": 1, "OP_RESTART": 2,  # what a lane is asked for
+    "OP_STEP": 0, "OP_RESET": 1, "OP_RESTART": 2, "OP_BEGIN": 3,  # what a lane is asked for
     # Bits: a note exists; the env raised; `final` is filled; `info_rows` is.
     "STATUS_NOTE": 1, "STATUS_ERROR": 2, "STATUS_FINAL": 4, "STATUS_INFO": 8,
     "INFO_BYTES": 512, "SCHEMA_BYTES": 16384,  # of a row of an info, and of the schemas of a worker
