@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec, registry
 
 from shoal.envs.adapt import adapt
@@ -164,7 +165,30 @@ def _can_be_pickled(value: Any) -> bool:
 
 
 def install_registry(data: bytes | None) -> None:
-    """In a worker: register what the caller had registered."""
-    if data is not None:
-        for name, spec in cloudpickle.loads(data).items():
-            registry.setdefault(name, spec)
+    """In a worker: fill in what the caller had registered, and what is missing here.
+
+    Most packages register their envs when they are imported, which may come later, with the first env. What a package
+    registers then takes the place of what was filled in, and nobody is warned of that.
+    """
+    if data is None:
+        return
+    told = cloudpickle.loads(data)  # which imports some packages
+    filled = {name: spec for name, spec in told.items() if name not in registry}
+    if filled:
+        registry.update(filled)
+        register = _registering(filled, registration.register)
+        registration.register = gymnasium.register = register  # for packages that are imported from now on
+
+
+def _registering(filled: Mapping[str, EnvSpec], register: Callable[..., None]) -> Callable[..., None]:
+    """Gymnasium's `register`, which first takes away what was only filled in under the same name."""
+
+    @functools.wraps(register)
+    def registering(id: str, *args: Any, **kwargs: Any) -> None:  # noqa: A002, as it is called in Gymnasium
+        space = registration.current_namespace
+        for name in (id, f"{space}/{id}"):
+            if name in filled and registry.get(name) is filled[name]:
+                del registry[name]
+        register(id, *args, **kwargs)
+
+    return registering
