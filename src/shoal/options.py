@@ -66,8 +66,8 @@ class PoolOptions:
             other envs move with their state where that can be saved, and are reported as truncated where not.
         observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
             or a pair (batched space, single space).
-        check_actions: which actions must be within their bounds: "all", "discrete" to let those of a Box pass, or "none"
-            to leave all of them to the envs, as Gymnasium does.
+        check_actions: which actions must be within their bounds: "all", "discrete" to let those of a Box pass, or
+            "none" to leave all of them to the envs, as Gymnasium does.
         check_reset: which envs must be reset before they are stepped: "all" that were never reset, have raised or are
             over under autoreset="disabled"; "ended", the last of these only; or "none", to leave it to the envs.
         infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.

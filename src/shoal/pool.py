@@ -245,7 +245,12 @@ class Pool(EnvCommands):
     # ---- reset -----------------------------------------------------------------------------------------------
 
     def reset(
-        self, env_ids: Any = None, *, seed: Seed = None, options: Options | OptionsForAll = None, timeout: float | None = None
+        self,
+        env_ids: Any = None,
+        *,
+        seed: Seed = None,
+        options: Options | OptionsForAll = None,
+        timeout: float | None = None,
     ) -> Batch:
         """Reset envs (None: all) and wait for them. A step of theirs that is pending is waited for and dropped.
 

@@ -1,5 +1,7 @@
 """More behaviours of Gymnasium's two vector envs: calls, errors of envs, half calls, ends, wrappers around them."""
 
+# ruff: noqa: B023, as a note calls its function at once
+
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +18,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import vector as wrappers
 
-from dialects.gymnasium_behaviours import CARTPOLE, PENDULUM, RGB, Note, behaviour, only_async, play, zeros
+from dialects.gymnasium_behaviours import CARTPOLE, PENDULUM, RGB, Note, behaviour, only_async, only_sync, play, zeros
 from envs import SPACES, CountEnv, FailEnv, InfoEnv, SpaceEnv
 
 # ---- calls --------------------------------------------------------------------------------------------------
@@ -32,7 +34,6 @@ def calls(cls: Any, note: Note) -> None:
     note("attribute", lambda: envs.call("length"))
     note("attribute with arguments", lambda: envs.call("length", 1, b=2))
     note("get", lambda: envs.get_attr("length"))
-    note("get of a method", lambda: envs.get_attr("add") if False else None)
     note("render", envs.render)
     note("render by call", lambda: envs.call("render"))
     note("space", lambda: envs.get_attr("observation_space"))
@@ -101,17 +102,10 @@ def calls_of_what_has_a_method_of_its_own(cls: Any, note: Note) -> None:
 # ---- errors of envs -----------------------------------------------------------------------------------------
 
 
-class OwnError(Exception):
-    """An error that takes two arguments."""
-
-    def __init__(self, code: int, text: str = "own"):
-        super().__init__(code, text)
-        self.code = code
-
-
 @behaviour
 def envs_that_raise(cls: Any, note: Note) -> None:
-    errors = [ValueError("bad joint"), KeyError("key"), AssertionError(), OSError(2, "nothing here"), RuntimeError("a", 1),
+    errors = [ValueError("bad joint"), KeyError("key"), AssertionError(), OSError(2, "nothing here"),
+              RuntimeError("a", 1),
               gymnasium.error.ResetNeeded("reset"), StopIteration("over"), ZeroDivisionError("zero")]  # fmt: skip
     for error in errors:
         envs = cls([CountEnv, partial(FailEnv, "step", error)])
@@ -169,9 +163,10 @@ def odd_answers(which: str, cls: Any, note: Note) -> None:
     envs.reset(seed=0)
     note(which, lambda: envs.step(zeros(2)))
     with contextlib.suppress(Exception):
-        envs.close()
+        envs.close(terminate=True)  # theirs may wait for a worker that has left
 
 
+GOOD_ANSWERS = ["reward 0-d", "reward int", "flags 0 and 1", "numpy flags", "a list", "another type"]
 ODD_ANSWERS = ["shape", "reward None", "reward array", "reward 0-d", "reward int", "four values", "flags 0 and 1",
                "numpy flags", "a list", "another type", "no info", "a list for the answer"]  # fmt: skip
 
@@ -218,7 +213,9 @@ def misused(pending: str, cls: Any, note: Note) -> None:
     if pending:
         HALVES[f"{pending}_async"](envs)
     for name, use in HALVES.items():
-        if not (pending and name.startswith(f"{pending}_wait")) and (pending or name.partition(" ")[0].endswith("_wait")):
+        if not (pending and name.startswith(f"{pending}_wait")) and (
+            pending or name.partition(" ")[0].endswith("_wait")
+        ):
             note(name, lambda: use(envs))
     if pending:
         note("at last", lambda: HALVES[f"{pending}_wait"](envs))
@@ -339,12 +336,40 @@ def let_go(cls: Any, note: Note) -> None:
     note("del", let)
 
 
-@behaviour
+@only_sync  # a copy of theirs that fails halfway closes descriptors that are not its own
 def copies_of_itself(cls: Any, note: Note) -> None:
+    for mode in AutoresetMode:
+        envs = cls([CARTPOLE] * 2, autoreset_mode=mode)
+        for steps in (0, 1, 8):
+            if steps:
+                play(envs, note, steps)
+            for way in (lambda: pickle.loads(pickle.dumps(envs)), lambda: copy.deepcopy(envs)):
+                again = way()
+                note("itself", lambda: (again.num_envs, again.autoreset_mode, again.closed, repr(again)))
+                note("goes on", lambda: again.step(zeros(2)) if steps else None)
+                note("its seeds", lambda: again.np_random_seed if steps else None)
+                play(again, note, 12, None if steps else 5)
+                again.close()
+        note("the first one", lambda: envs.reset())
+        envs.close()
+
+
+@only_sync
+def calls_of_what_has_a_method(cls: Any, note: Note) -> None:
     envs = cls([CountEnv] * 2)
+    note("reset", lambda: envs.call("reset", seed=3))
+    note("step", lambda: envs.call("step", 1))
+    note("close", lambda: envs.call("close"))
+    note("closes", lambda: envs.get_attr("closes"))
+    envs.close()
+
+
+@only_sync
+def an_error_and_on(cls: Any, note: Note) -> None:
+    envs = cls([CountEnv, partial(FailEnv, "step")])
     envs.reset(seed=0)
-    note("pickle", lambda: pickle.loads(pickle.dumps(envs)).num_envs)
-    note("deepcopy", lambda: copy.deepcopy(envs).num_envs)
+    note("error", lambda: envs.step([0, 3]))
+    note("next", lambda: envs.step([0, 0]))
     envs.close()
 
 
@@ -356,10 +381,11 @@ ASYNC_ARGUMENTS: list[dict[str, Any]] = [
     {"max_concurrency": np.int64(2)}, {"max_concurrency": 99}, {"worker": None},
     {"shared_memory": False, "copy": False}, {"autoreset_mode": AutoresetMode.SAME_STEP, "shared_memory": False},
 ]  # fmt: skip
-BAD_ASYNC_ARGUMENTS: list[dict[str, Any]] = [
-    {"max_concurrency": 0}, {"max_concurrency": -2}, {"max_concurrency": 1.5}, {"max_concurrency": "2"},
-    {"worker": lambda: None}, {"context": "teleport"},
-]  # fmt: skip
+BAD: dict[str, tuple[str, Any]] = {
+    "no concurrency": ("max_concurrency", 0), "less than that": ("max_concurrency", -2),
+    "half an env": ("max_concurrency", 1.5), "a text": ("max_concurrency", "2"),
+    "worker": ("worker", lambda: None), "context": ("context", "teleport"),
+}  # fmt: skip
 
 
 def async_arguments(arguments: dict[str, Any], cls: Any, note: Note) -> None:
@@ -371,9 +397,9 @@ def async_arguments(arguments: dict[str, Any], cls: Any, note: Note) -> None:
     envs.close()
 
 
-def bad_async_arguments(arguments: dict[str, Any], cls: Any, note: Note) -> None:
+def bad_async_arguments(name: str, value: Any, cls: Any, note: Note) -> None:
     """Refused with their words."""
-    note("refused", lambda: cls([CountEnv] * 2, **arguments))
+    note("refused", lambda: cls([CountEnv] * 2, **{name: value}))
 
 
 @only_async
@@ -382,6 +408,17 @@ def objects_in_shared_memory(cls: Any, note: Note) -> None:
 
 
 # ---- wrappers -----------------------------------------------------------------------------------------------
+
+
+class NoClock(gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Takes the wall-clock time out of RecordEpisodeStatistics: it is never the same twice."""
+
+    def step(self, actions: Any) -> Any:
+        result = super().step(actions)
+        for key in ("t", "_t"):
+            result[4].get("episode", {}).pop(key, None)
+        return result
+
 
 IMAGE, DICT = (partial(SpaceEnv, SPACES[name]) for name in ("image", "dict"))
 WRAPPERS: dict[str, tuple[Any, Any]] = {
@@ -403,7 +440,7 @@ WRAPPERS: dict[str, tuple[Any, Any]] = {
     "NumpyToTorch": (CARTPOLE, lambda envs: wrappers.NumpyToTorch(envs)),
     "HumanRendering": (RGB, wrappers.HumanRendering),
     "RecordVideo": (RGB, lambda envs: wrappers.RecordVideo(envs, "/nonexistent/of/course", lambda episode: False)),
-    "RecordEpisodeStatistics": (CARTPOLE, wrappers.RecordEpisodeStatistics),
+    "RecordEpisodeStatistics": (CARTPOLE, lambda envs: NoClock(wrappers.RecordEpisodeStatistics(envs))),
 }
 
 
@@ -418,7 +455,6 @@ def wrapped(name: str, cls: Any, note: Note) -> None:
         note("repr", lambda: repr(around))
         note("unwrapped", lambda: around.unwrapped is envs)
         note("attribute", lambda: around.env is envs)
-        note("np_random_seed", lambda: around.np_random_seed if False else None)
         if name not in ("NumpyToTorch", "HumanRendering"):
             play(around, note)
     envs.close()

@@ -6,7 +6,7 @@ import contextlib
 import copy as copying
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from operator import methodcaller
 from typing import Any
 
@@ -93,7 +93,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     ) -> None:
         """Start a reset; its result comes with `reset_wait`."""
         self._begin("reset_async")
-        if hasattr(seed, "__len__") and len(seed) != self.num_envs:
+        if isinstance(seed, Sized) and len(seed) != self.num_envs:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
                 f"length={len(seed)}."
@@ -241,7 +241,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
 
 
 class _DropIn(VectorEnv):
-    """What the two drop-ins share. They check nothing that Gymnasium leaves to the envs, and speak of errors in its words.
+    """What the two drop-ins share. They check nothing that Gymnasium leaves to the envs, and use its words for errors.
 
     An env's error has the env's own text, and what Shoal has to say of it is its cause.
     """
@@ -257,10 +257,10 @@ class _DropIn(VectorEnv):
         mode = autoreset_mode if autoreset_mode in tuple(_MODES) else AutoresetMode(autoreset_mode)
         _check_observation_mode(observation_mode)
         options = {"check_actions": "none", **options}
+        if not options["copy"] and not {"on_error", "recycle_after"} & set(options):
+            options.setdefault("frames", 1)  # there is one array, which each step writes anew
         try:
-            VectorEnv.__init__(
-                self, list(env_fns), observation_mode=observation_mode, autoreset_mode=mode, **options
-            )
+            VectorEnv.__init__(self, list(env_fns), observation_mode=observation_mode, autoreset_mode=mode, **options)
         except SpaceMismatch as error:
             raise self._mismatch(error, observation_mode) from error
         except EnvError as error:
@@ -303,13 +303,13 @@ def _check_observation_mode(mode: Any) -> None:
         )
 
 
-class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv[Any, Any]):
+class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv[Any, Any]):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
 
     _mismatches = {
-        "observation": "SyncVectorEnv(..., observation_mode='same') however the sub-environments observation spaces are "
-        "not equivalent. single_observation_space={expected}, sub-environment observation_space={found}. If this is "
-        "intentional, use `observation_mode='different'` instead.",
+        "observation": "SyncVectorEnv(..., observation_mode='same') however the sub-environments observation spaces "
+        "are not equivalent. single_observation_space={expected}, sub-environment observation_space={found}. If this "
+        "is intentional, use `observation_mode='different'` instead.",
         "shape": "SyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environments "
         "observation spaces do not share a common shape and dtype, single_observation_space={expected}, "
         "sub-environment observation space={found}",
@@ -328,6 +328,11 @@ class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv[Any, Any]):
         self._build(env_fns, observation_mode, autoreset_mode, options)
         self.envs = self.pool.local_envs
 
+    def __reduce__(self) -> Any:
+        # A copy makes envs of its own, and goes on from the same state.
+        arguments = (self.env_fns, self.copy, self.observation_mode, self.autoreset_mode)
+        return _revived, (type(self), arguments, self.spec, self.pool.snapshot())
+
     @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a method, or get an attribute, of each env; also those that have a method of their own here."""
@@ -340,12 +345,12 @@ class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv[Any, Any]):
             raise self._told(error) from error.__cause__
 
 
-class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv[Any, Any]):
+class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv[Any, Any]):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
 
-    There are as many workers as cores, and no more than envs. No env is stepped or reset before the caller does so. As in
-    Gymnasium, the first function makes one env in the caller's process, which is closed at once: what such a call
-    downloads or compiles is there when the workers begin.
+    There are as many workers as cores, and no more than envs. No env is stepped or reset before the caller does so.
+    As in Gymnasium, the first function makes one env in the caller's process, which is closed at once: what such a
+    call downloads or compiles is there when the workers begin.
 
     `shared_memory` and `daemon` are accepted and change nothing: all arrays are in shared memory, and envs may start
     processes. `context` is the start method, `max_concurrency` the number of workers. `worker` is refused, because a
@@ -397,6 +402,14 @@ class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv[Any, Any]):
         if name in ("reset", "step", "close", "_setattr", "_check_spaces"):
             raise BadCall(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
         super().call_async(name, *args, **kwargs)
+
+
+def _revived(cls: type[SyncVectorEnv], arguments: tuple[Any, ...], spec: Any, snapshot: Any) -> SyncVectorEnv:
+    """A SyncVectorEnv that was pickled or copied."""
+    envs = cls(*arguments)
+    envs.spec = spec
+    envs.pool.restore(snapshot)
+    return envs
 
 
 def _concurrency(number: Any) -> int:
