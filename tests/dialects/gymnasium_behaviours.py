@@ -372,7 +372,7 @@ def step_before_reset(cls: Any, note: Note) -> None:
 
 
 ACTIONS: dict[str, Any] = {
-    "list": [0, 1, 2], "tuple": (1, 1, 0), "int32": np.array([0, 1, 1], np.int32), 
+    "list": [0, 1, 2], "tuple": (1, 1, 0), "int32": np.array([0, 1, 1], np.int32),
     "uint8": np.array([0, 1, 1], np.uint8),
     "strided": np.array([0, 9, 1, 9, 0, 9])[::2], "bools": np.array([True, False, True]), "out of range": [0, 99, -7],
     "numpy ints": [np.int64(1), np.int32(2), np.uint8(0)],

@@ -303,7 +303,7 @@ def _check_observation_mode(mode: Any) -> None:
         )
 
 
-class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv[Any, Any]):  # type: ignore[misc]
+class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
 
     _mismatches = {
@@ -345,7 +345,7 @@ class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv[Any, Any]):  # type:
             raise self._told(error) from error.__cause__
 
 
-class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv[Any, Any]):  # type: ignore[misc]
+class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
 
     There are as many workers as cores, and no more than envs. No env is stepped or reset before the caller does so.
