@@ -129,8 +129,7 @@ def build(
             spare=2 if options.replaces_envs else 1,
         )  # fmt: skip
         table = LaneTable(slab, workers, frames, shape.groups, shape.window)
-        user_resets = shape.user_resets and options.check_resets
-        scheduler = Scheduler(table, options, config, user_resets, spin_pool, on_death)
+        scheduler = Scheduler(table, options, config, shape.user_resets, spin_pool, on_death)
         slab.introduce({
             "pid": os.getpid(), "started": processes.started(os.getpid()) or 0, "began_ns": time.monotonic_ns(),
             "env": shape.specs.name[:100], "backend": plan.backend, "envs": shape.lanes, "batch_size": shape.batch_size,
@@ -300,13 +299,18 @@ def _compare(env_id: int, obs: Any, action: Any, single: Any, first_action: Any,
         hint = '; if only the bounds differ, use observation_mode="different"'
         if not is_space_dtype_shape_equiv(obs, single):
             hint = ""
-        raise SpaceMismatch(f"env {env_id} has the observation space {obs}, and env 0 has {single}{hint}")
+        raise SpaceMismatch(
+            f"env {env_id} has the observation space {obs}, and env 0 has {single}{hint}", "observation", single, obs
+        )
     if mode != "same" and not is_space_dtype_shape_equiv(obs, single):
         raise SpaceMismatch(
-            f"env {env_id} has the observation space {obs}, which differs from {single} in shape or type"
-        )
+            f"env {env_id} has the observation space {obs}, which differs from {single} in shape or type",
+            "observation", single, obs,
+        )  # fmt: skip
     if action != first_action:
-        raise SpaceMismatch(f"env {env_id} has the action space {action}, and env 0 has {first_action}")
+        raise SpaceMismatch(
+            f"env {env_id} has the action space {action}, and env 0 has {first_action}", "action", first_action, action
+        )
 
 
 def settle_batch(groups: LaneGroups, lanes: int, batched: bool, plan: Plan, options: PoolOptions) -> int:

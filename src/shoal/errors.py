@@ -149,7 +149,16 @@ class BadObservation(ShoalError, ValueError):
 
 
 class SpaceMismatch(ShoalError, RuntimeError):
-    """Envs of one pool have different spaces. Make them equal, for instance by a wrapper."""
+    """Envs of one pool have different spaces. Make them equal, for instance by a wrapper.
+
+    Attributes:
+        what: "observation" or "action".
+        expected, found: the two spaces.
+    """
+
+    def __init__(self, message: str, what: str = "", expected: Any = None, found: Any = None):
+        super().__init__(message)
+        self.what, self.expected, self.found = what, expected, found
 
 
 class BadEnv(ShoalError, TypeError, ValueError):

@@ -67,9 +67,10 @@ class PoolOptions:
             other envs move with their state where that can be saved, and are reported as truncated where not.
         observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
             or a pair (batched space, single space).
-        check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
-        check_resets: False lets steps through to envs that were never reset, or whose episode is over under
-            autoreset="disabled": the envs themselves say what they think of that.
+        check_actions: which actions must be within their bounds: "all", "discrete" to let those of a Box pass, or
+            "none" to leave all of them to the envs, as Gymnasium does.
+        check_reset: which envs must be reset before they are stepped: "all" that were never reset, have raised or are
+            over under autoreset="disabled"; "ended", the last of these only; or "none", to leave it to the envs.
         infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
         check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
         start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
@@ -99,8 +100,8 @@ class PoolOptions:
     step_timeout: float | None = None
     recycle_after: int | None = None
     observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
-    check_actions: Literal["all", "discrete"] = "all"
-    check_resets: bool = True
+    check_actions: Literal["all", "discrete", "none"] = "all"
+    check_reset: Literal["all", "ended", "none"] = "all"
     infos: Literal["all", "drop"] | Sequence[str] = "all"
     check_nan: bool = False
     start_method: str = DEFAULT_START_METHOD
@@ -113,13 +114,14 @@ class PoolOptions:
         if self.autoreset is not None:
             check_choice("autoreset", self.autoreset, tuple(native.AUTORESET))
         check_choice("order", self.order, ORDERS)
-        check_choice("check_actions", self.check_actions, ("all", "discrete"))
+        check_choice("check_actions", self.check_actions, ("all", "discrete", "none"))
+        check_choice("check_reset", self.check_reset, ("all", "ended", "none"))
         check_choice("on_error", self.on_error, ("raise", "restart"))
         self._set("start_method", self.start_method or DEFAULT_START_METHOD)
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
-        for name in ("copy", "flat_rows", "check_nan", "check_resets"):
+        for name in ("copy", "flat_rows", "check_nan"):
             self._set(name, bool(getattr(self, name)))
         if isinstance(self.infos, str):
             check_choice("infos", self.infos, ("all", "drop"))

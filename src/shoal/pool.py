@@ -28,6 +28,7 @@ from shoal.state.snapshot import Snapshot
 from shoal.support.checks import (
     Ids,
     Options,
+    OptionsForAll,
     Seed,
     number,
     refuse_pickling,
@@ -257,7 +258,12 @@ class Pool(EnvCommands):
     # ---- reset -----------------------------------------------------------------------------------------------
 
     def reset(
-        self, env_ids: Any = None, *, seed: Seed = None, options: Options = None, timeout: float | None = None
+        self,
+        env_ids: Any = None,
+        *,
+        seed: Seed = None,
+        options: Options | OptionsForAll = None,
+        timeout: float | None = None,
     ) -> Batch:
         """Reset envs (None: all) and wait for them. A step of theirs that is pending is waited for and dropped.
 
@@ -292,12 +298,12 @@ class Pool(EnvCommands):
                 self._scheduler.drop(ids, deadline)
             raise
 
-    def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options = None) -> None:
+    def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options | OptionsForAll = None) -> None:
         """Start a reset of envs (None: all); their first observations come with recv."""
         with self.turn:
             self._start_reset(env_ids, seed, options, NEVER)
 
-    def _start_reset(self, env_ids: Any, seed: Seed, options: Options, deadline: Deadline) -> Ids:
+    def _start_reset(self, env_ids: Any, seed: Seed, options: Options | OptionsForAll, deadline: Deadline) -> Ids:
         self._check_usable()
         ids = self._ids(env_ids)
         seeds = spread_seed(seed, ids)

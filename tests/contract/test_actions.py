@@ -119,11 +119,11 @@ def test_actions_of_every_type(backend: Any, name: str, sizes: tuple[int, int]) 
         for dtype in DTYPES:
             for array in numbers((count, *leaves[0].shape), dtype):
                 for actions in as_they_come(array):
-                    expected = outcome(functools.partial(read_actions, leaves, actions, everyone, True))
+                    expected = outcome(functools.partial(read_actions, leaves, actions, everyone, "all"))
                     found = outcome(functools.partial(whole.step, actions))
                     check(found, expected, everyone, steps[0], leaves[0].dtype)
                 for actions in as_they_come(array[: len(some)]):
-                    expected = outcome(functools.partial(read_actions, leaves, actions, some, True))
+                    expected = outcome(functools.partial(read_actions, leaves, actions, some, "all"))
                     found = outcome(functools.partial(turn, actions))
                     assert not len(parts.pending)
                     check(found, expected, some, steps[1], leaves[0].dtype)

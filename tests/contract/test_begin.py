@@ -1,4 +1,4 @@
-"""`Pool.begin`, `Pool.exchange` of some envs and `check_resets=False`, for dialects that reset envs themselves."""
+"""`Pool.begin`, `Pool.exchange` of some envs and `check_reset="none"`, for dialects that reset envs themselves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Heard(gymnasium.Env[Any, Any]):
 @pytest.fixture(params=BACKENDS)
 def pool(request: pytest.FixtureRequest) -> Any:
     workers = {} if request.param == "serial" else {"num_workers": 2}
-    options = {"autoreset": "disabled", "check_resets": False, "copy": True, **workers}
+    options = {"autoreset": "disabled", "check_reset": "none", "copy": True, **workers}
     with shoal.Pool(Heard, 5, backend=request.param, **options) as pool:
         yield pool
 

@@ -357,7 +357,7 @@ def test_what_is_taken_is_what_the_slow_path_makes_of_it(kind: str, name: str, d
     for array in samples((3, *leaves[0].shape), dtype):
         for layout, actions in layouts(array).items():
             try:
-                [expected] = read_actions(leaves, actions, lanes, check_boxes=True)
+                [expected] = read_actions(leaves, actions, lanes, check="all")
             except BadAction:
                 expected = None
             before = everything(rig)

@@ -91,8 +91,8 @@ def test_assemble_undoes_taking_apart(space: Any) -> None:
 # ---- actions -------------------------------------------------------------------------------------------------
 
 
-def read(space: Any, actions: Any, ids: Any = (0, 1), check_boxes: bool = True) -> Any:
-    return read_actions(flatten(space), actions, ids, check_boxes)
+def read(space: Any, actions: Any, ids: Any = (0, 1), check: Any = "all") -> Any:
+    return read_actions(flatten(space), actions, ids, check)
 
 
 BOX64 = spaces.Box(-1.0, 1.0, (2,), np.float64)
@@ -195,17 +195,17 @@ def test_bad_actions_are_refused_in_so_many_words(space: Any, actions: Any, word
 
 
 def test_box_bounds_may_be_left_alone_and_others_may_not() -> None:
-    [array] = read(BOX, [[5, 0], [0, np.nan]], check_boxes=False)
+    [array] = read(BOX, [[5, 0], [0, np.nan]], check="discrete")
     assert array[0, 0] == 5
     assert np.isnan(array[1, 1])
     with pytest.raises(BadAction):
-        read(spaces.Discrete(3), [0, 3], check_boxes=False)
+        read(spaces.Discrete(3), [0, 3], check="discrete")
 
 
 def test_a_box_number_that_does_not_fit_its_type_never_wraps() -> None:
     """300 must not become 44, whether bounds are checked or not."""
     with pytest.raises(BadAction):
-        read(INTS, [[300, 0], [0, 0]], check_boxes=False)
+        read(INTS, [[300, 0], [0, 0]], check="discrete")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.bool_])

@@ -162,7 +162,7 @@ class BatchedParallelEnv(PoolFace):
         for agent, lane in self._lanes.items():
             if agent in actions:
                 try:
-                    own = read_actions(self._actions.own_leaves[lane], actions[agent], envs, check_boxes=False)
+                    own = read_actions(self._actions.own_leaves[lane], actions[agent], envs, check="discrete")
                 except BadAction as error:
                     raise BadAction(f"agent {agent!r}: {error}") from error
                 self._actions.put_actions(lane, own, [array[:, lane] for array in joined])

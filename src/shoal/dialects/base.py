@@ -29,11 +29,15 @@ def split_reset_mask(options: dict[str, Any] | None, count: int) -> tuple[Ids | 
         return None, options
     rest = dict(options)
     mask = rest.pop("reset_mask")
-    expected = f"`options['reset_mask']` must be a numpy array of {count} bools, of which at least one is True"
-    if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-        raise TypeError(f"{expected}; got {mask!r}")
-    if mask.shape != (count,) or not mask.any():
-        raise ValueError(f"{expected}; got {mask!r}")
+    name = "`options['reset_mask']` must"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{name} be a numpy array, got {type(mask)}")
+    if mask.shape != (count,):
+        raise ValueError(f"{name} have shape `({count},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{name} have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(f"{name} contain a boolean array with at least one True value, got reset_mask={mask}")
     return np.flatnonzero(mask), rest
 
 

@@ -410,7 +410,7 @@ class BatchEnv(ClosedByWith):
         )
 
     def _read(self, batch: Any, ids: Sequence[int]) -> list[Any]:
-        columns = read_actions(self._action_leaves, batch, ids, check_boxes=True)
+        columns = read_actions(self._action_leaves, batch, ids, check="all")
         each = [assemble(self.action_space, [own_copy(column[row]) for column in columns]) for row in range(len(ids))]
         for index, action in zip(ids, each, strict=True):
             if self._has_objects and not self.action_space.contains(action):

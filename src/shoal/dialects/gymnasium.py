@@ -6,7 +6,7 @@ import contextlib
 import copy as copying
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from operator import methodcaller
 from typing import Any
 
@@ -15,14 +15,17 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_differing_spaces, iterate
 from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
-from shoal.errors import StepTimeout
+from shoal.errors import BadAction, BadCall, EnvError, ShoalError, SpaceMismatch, StepTimeout, env_error
 from shoal.memory.answers import Ready
-from shoal.support.checks import spread_seed, whole_number
+from shoal.options import refuse_unknown_options
+from shoal.support.checks import OptionsForAll, spread_seed
 from shoal.support.deadline import CLOSE_TIMEOUT
+from shoal.support.foreign_code import guarded
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -90,16 +93,17 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     ) -> None:
         """Start a reset; its result comes with `reset_wait`."""
         self._begin("reset_async")
-        if isinstance(seed, Sequence | np.ndarray) and len(seed) != self.num_envs:
+        if isinstance(seed, Sized) and len(seed) != self.num_envs:
             raise ValueError(
                 f"If seeds are passed as a list the length must match num_envs={self.num_envs} but got "
                 f"length={len(seed)}."
             )
-        seeds = spread_seed(seed, np.arange(self.num_envs))
-        self._reset_ids, options = split_reset_mask(options, self.num_envs)
-        if self._reset_ids is not None:
+        seeds = spread_seed(int(seed) if isinstance(seed, bool) else seed, np.arange(self.num_envs))
+        self._reset_ids, rest = split_reset_mask(options, self.num_envs)
+        if options is not None and self._reset_ids is not None:
             seeds = [seeds[i] for i in self._reset_ids]
-        self.pool.async_reset(self._reset_ids, seed=seeds, options=options)
+            del options["reset_mask"]  # from the caller's own dict, as Gymnasium does
+        self.pool.async_reset(self._reset_ids, seed=seeds, options=OptionsForAll(rest))
         self._state = AsyncState.WAITING_RESET
 
     @in_turn
@@ -107,23 +111,29 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """The observations and infos of the reset that was started."""
         with self._finishing(AsyncState.WAITING_RESET, timeout):
             ready = self._collect(self.pool.wait_reset, self._reset_ids, timeout)
-        if self._reset_ids is not None:
-            ready = self.pool.data.whole(ready)
-        return self.pool.data.take_obs(ready), self._join_infos(ready.infos)
+            if self._reset_ids is not None:
+                ready = self.pool.data.whole(ready)
+            return self.pool.data.take_obs(ready), self._join_infos(ready.infos)
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         with self.pool.turn:
             if self._state is not AsyncState.DEFAULT or self._late or self.pool.closed:
                 self._begin("step_async")
-            ready = self._exchange(actions)
-            infos = self._infos(ready) if ready.infos else {}
+            try:
+                ready = self._exchange(actions)
+                infos = self._infos(ready) if ready.infos else {}
+            except ShoalError as error:
+                raise self._told(error, actions) from error.__cause__
             return (*self.pool.data.take_step(ready), infos)
 
     @in_turn
     def step_async(self, actions: Any) -> None:
         """Start a step; its result comes with `step_wait`."""
         self._begin("step_async")
-        self.pool.send(actions)
+        try:
+            self.pool.send(actions)
+        except BadAction as error:
+            raise self._told(error, actions) from error.__cause__
         self._state = AsyncState.WAITING_STEP
 
     @in_turn
@@ -131,8 +141,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         """The result of the step that was started."""
         with self._finishing(AsyncState.WAITING_STEP, timeout):
             ready = self._collect(self.pool.wait, timeout)
-        infos = self._infos(ready)
-        return (*self.pool.data.take_step(ready), infos)
+            infos = self._infos(ready)
+            return (*self.pool.data.take_step(ready), infos)
 
     @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -161,7 +171,15 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     def set_attr(self, name: str, values: Any) -> None:
         """Set an attribute of each env: a list or tuple gives each its own."""
         self._begin("set_attr")
-        self.pool.set_attr(name, values)
+        if isinstance(values, list | tuple) and len(values) != self.num_envs:
+            raise ValueError(
+                "Values must be a list or tuple with length equal to the number of environments. "
+                f"Got `{len(values)}` values for {self.num_envs} environments."
+            )
+        try:
+            self.pool.set_attr(name, values)
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
 
     def render(self) -> tuple[Any, ...]:
         return self.call("render")
@@ -188,8 +206,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
     def _begin(self, name: str) -> None:
         self._check_open()
         if self._state is not AsyncState.DEFAULT:
+            stop = "" if name == "reset_async" else "."  # to the letter
             raise AlreadyPendingCallError(
-                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete.",
+                f"Calling `{name}` while waiting for a pending call to `{self._state.value}` to complete{stop}",
                 str(self._state.value),
             )
         self._drop_late()
@@ -205,8 +224,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         try:
             yield
         except StepTimeout as error:
-            message = f"The call to `{name}_wait` has timed out after {timeout} second(s): {error}"
-            raise WaitTimeout(message, error.env_ids) from None
+            message = f"The call to `{name}_wait` has timed out after {timeout} second(s)."
+            raise WaitTimeout(message, error.env_ids) from error
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
+
+    def _told(self, error: Exception, actions: Any = None) -> Exception:
+        """What to raise for an error of the pool; `actions` are those of the step. It may set the error's cause."""
+        return error
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
         began_ns = time.monotonic_ns()
@@ -215,8 +240,82 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         return infos
 
 
-class SyncVectorEnv(VectorEnv):
+class _DropIn(VectorEnv):
+    """What the two drop-ins share. They check nothing that Gymnasium leaves to the envs, and use its words for errors.
+
+    An env's error has the env's own text, and what Shoal has to say of it is its cause.
+    """
+
+    _mismatches: dict[str, str]  # the texts for spaces that differ
+
+    def _build(self, env_fns: Any, observation_mode: Any, autoreset_mode: Any, options: dict[str, Any]) -> None:
+        """Check the arguments, and make the pool."""
+        self.env_fns = env_fns
+        for env_fn in (env_fns[0], *env_fns):  # an empty list is an IndexError
+            if not callable(env_fn):
+                raise TypeError(f"{type(env_fn).__name__!r} object is not callable")
+        mode = autoreset_mode if autoreset_mode in tuple(_MODES) else AutoresetMode(autoreset_mode)
+        _check_observation_mode(observation_mode)
+        options = {"check_actions": "none", **options}
+        if not options["copy"] and not {"on_error", "recycle_after"} & set(options):
+            options.setdefault("frames", 1)  # there is one array, which each step writes anew
+        try:
+            VectorEnv.__init__(self, list(env_fns), observation_mode=observation_mode, autoreset_mode=mode, **options)
+        except SpaceMismatch as error:
+            raise self._mismatch(error, observation_mode) from error
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
+
+    def _mismatch(self, error: SpaceMismatch, mode: Any) -> Exception:
+        if error.what == "observation" and mode == "different":
+            try:
+                batch_differing_spaces([error.expected, error.found])
+            except (ValueError, TypeError, AssertionError) as theirs:
+                return theirs
+        key = error.what if error.what == "action" or mode == "same" else "shape"
+        text = self._mismatches[key].format(expected=error.expected, found=error.found)
+        return SpaceMismatch(text, error.what, error.expected, error.found)
+
+    def _told(self, error: Exception, actions: Any = None) -> Exception:
+        if isinstance(error, BadAction):
+            try:
+                sum(1 for _ in iterate(self.action_space, actions))
+            except TypeError as theirs:  # it is no batch at all
+                theirs.__cause__ = error
+                return theirs
+        if isinstance(error, EnvError) and error.original is not None and not isinstance(error.__cause__, EnvError):
+            error.__cause__ = env_error(None, vars(error))
+            with contextlib.suppress(Exception):  # the env's own class may not let itself be written
+                error._text = guarded(str, error.original)
+        return error
+
+
+def _check_observation_mode(mode: Any) -> None:
+    if isinstance(mode, tuple) and len(mode) == 2:
+        if not all(isinstance(space, Space) for space in mode):
+            raise TypeError(
+                f"Expected both elements of observation_mode to be Spaces, got {type(mode[0])} and {type(mode[1])}"
+            )
+    elif mode not in ("same", "different"):
+        raise ValueError(
+            "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and batch observation "
+            f"space, actual got {mode}"
+        )
+
+
+class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
+
+    _mismatches = {
+        "observation": "SyncVectorEnv(..., observation_mode='same') however the sub-environments observation spaces "
+        "are not equivalent. single_observation_space={expected}, sub-environment observation_space={found}. If this "
+        "is intentional, use `observation_mode='different'` instead.",
+        "shape": "SyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environments "
+        "observation spaces do not share a common shape and dtype, single_observation_space={expected}, "
+        "sub-environment observation space={found}",
+        "action": "Sub-environment action space doesn't make the `single_action_space`, action_space={found}, "
+        "single_action_space={expected}",
+    }
 
     def __init__(
         self,
@@ -225,20 +324,47 @@ class SyncVectorEnv(VectorEnv):
         observation_mode: str | tuple[Space[Any], Space[Any]] = "same",
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
     ):
-        self.env_fns = env_fns
-        super().__init__(
-            list(env_fns), copy=copy, observation_mode=observation_mode, autoreset_mode=autoreset_mode, backend="serial"
-        )
+        options = {"copy": copy, "backend": "serial", "check_reset": "ended"}
+        self._build(env_fns, observation_mode, autoreset_mode, options)
         self.envs = self.pool.local_envs
 
+    def __reduce__(self) -> Any:
+        # A copy makes envs of its own, and goes on from the same state.
+        arguments = (self.env_fns, self.copy, self.observation_mode, self.autoreset_mode)
+        return _revived, (type(self), arguments, self.spec, self.pool.snapshot())
 
-class AsyncVectorEnv(VectorEnv):
+    @in_turn
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method, or get an attribute, of each env; also those that have a method of their own here."""
+        if name not in ("reset", "step", "close"):
+            return super().call(name, *args, **kwargs)
+        self._begin("call_async")
+        try:
+            return tuple(self.pool.apply(methodcaller(name, *args, **kwargs)))
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
+
+
+class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
+
+    There are as many workers as cores, and no more than envs. No env is stepped or reset before the caller does so.
+    As in Gymnasium, the first function makes one env in the caller's process, which is closed at once: what such a
+    call downloads or compiles is there when the workers begin.
 
     `shared_memory` and `daemon` are accepted and change nothing: all arrays are in shared memory, and envs may start
     processes. `context` is the start method, `max_concurrency` the number of workers. `worker` is refused, because a
-    worker of Shoal has several envs. `pool_options` are Shoal's own.
+    worker of Shoal has several envs. `pool_options` are Shoal's own, such as `num_workers`, or `backend`.
     """
+
+    _mismatches = {
+        "observation": "AsyncVectorEnv(..., observation_mode='same') however some of the sub-environments observation "
+        "spaces are not equivalent. If this is intentional, use `observation_mode='different'` instead.",
+        "shape": "AsyncVectorEnv(..., observation_mode='different' or custom space) however the sub-environment's "
+        "observation spaces do not share a common shape and dtype.",
+        "action": "Some environments have an action space different from `{expected}`. In order to batch actions, the "
+        "action spaces from all environments must be equal.",
+    }
 
     def __init__(
         self,
@@ -256,14 +382,42 @@ class AsyncVectorEnv(VectorEnv):
         if worker is not None:
             raise ValueError("Shoal's workers run several envs each and cannot be replaced: leave `worker` out")
         if max_concurrency is not None:
-            pool_options.setdefault("num_workers", whole_number("max_concurrency", max_concurrency, 1, 2**20))
-        self.env_fns, self.shared_memory, self.context, self.daemon = env_fns, shared_memory, context, daemon
+            pool_options.setdefault("num_workers", _concurrency(max_concurrency))
+        multiprocessing.get_context(context)  # which raises for one that there is not
+        self.shared_memory, self.context, self.daemon = shared_memory, context, daemon
         self.worker, self.max_concurrency = worker, max_concurrency
-        pool_options.setdefault("backend", "processes" if "num_workers" in pool_options else "auto")
-        super().__init__(
-            list(env_fns), copy=copy, observation_mode=observation_mode, autoreset_mode=autoreset_mode,
-            isolate=True, start_method=context, **pool_options,
-        )  # fmt: skip
+        # A plan has a backend of its own.
+        backend = pool_options.setdefault("backend", "auto" if "plan" in pool_options else "processes")
+        given = {"isolate": backend == "auto", "check_reset": "none", "start_method": context}
+        self._build(env_fns, observation_mode, autoreset_mode, {**given, "copy": copy, **pool_options})
+
+    def _open(self, env: Any, num_envs: int | None, options: dict[str, Any]) -> None:
+        refuse_unknown_options(options)
+        env[0]().close()
+        super()._open(env, num_envs, options)
+
+    @in_turn
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Start a call; its results come with `call_wait`."""
+        if name in ("reset", "step", "close", "_setattr", "_check_spaces"):
+            raise BadCall(f"Trying to call function `{name}` with `call`, use `{name}` directly instead.")
+        super().call_async(name, *args, **kwargs)
+
+
+def _revived(cls: type[SyncVectorEnv], arguments: tuple[Any, ...], spec: Any, snapshot: Any) -> SyncVectorEnv:
+    """A SyncVectorEnv that was pickled or copied."""
+    envs = cls(*arguments)
+    envs.spec = spec
+    envs.pool.restore(snapshot)
+    return envs
+
+
+def _concurrency(number: Any) -> int:
+    if not isinstance(number, int | np.integer):
+        raise ValueError(f"`max_concurrency` must be an integer or None, got {type(number)}.")
+    if number < 1:
+        raise ValueError(f"`max_concurrency` must be a positive or None, got {number}.")
+    return int(number)
 
 
 def _autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:

@@ -119,7 +119,7 @@ class PoolVectorEnv(PoolFace, theirs.BaseVectorEnv):  # type: ignore[misc]
         self._error: EnvError | None = None  # of an env that was done besides those that a step waited for
         self._everyone = _Rows(list(range(count)), None)
         self._seen: dict[bytes, _Rows] = {}  # by the ids that were given
-        options = {"check_resets": False, **pool_options}
+        options = {"check_reset": "none", **pool_options}
         self._open(fns if several else fns[0], None if several else num_envs, options)
 
     def _learn(self) -> None:

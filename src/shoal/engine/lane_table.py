@@ -14,7 +14,7 @@ from shoal.errors import BadCall, BadEnv, NothingPending
 from shoal.memory.answers import Frames
 from shoal.memory.messages import LaneGroup
 from shoal.memory.slab import Slab
-from shoal.spaces.leaves import Kind, Leaf, read_actions
+from shoal.spaces.leaves import Check, Kind, Leaf, read_actions
 from shoal.support.checks import Ids
 
 
@@ -228,21 +228,21 @@ class LaneGroups:
 
 
 class ActionWriter:
-    """Checks batches of actions, and writes them into the slab. `check_boxes`: Box actions within their bounds too."""
+    """Checks batches of actions, and writes them into the slab. `check`: which must be within their bounds."""
 
-    def __init__(self, table: LaneTable, leaves: Sequence[Leaf], check_boxes: bool):
-        self._leaves, self._check_boxes = leaves, check_boxes
+    def __init__(self, table: LaneTable, leaves: Sequence[Leaf], check: Check):
+        self._leaves, self._check = leaves, check
         self._arrays = table.slab.leaf_arrays("action", leaves)
         self._has_objects = any(leaf.kind is Kind.OBJECT for leaf in leaves)
         leaf = leaves[0] if len(leaves) == 1 else None
         if leaf is not None and leaf.kind is Kind.ARRAY and not leaf.path:
             # The common case: the core checks and copies one array by itself.
-            bounds = (leaf.low, leaf.high) if leaf.discrete or check_boxes else (np.zeros(0), np.zeros(0))
+            bounds = (leaf.low, leaf.high) if leaf.is_checked(check) else (np.zeros(0), np.zeros(0))
             table.core.use_action(table.slab.describe("action", leaves)[0], *bounds)
 
     def write(self, actions: Any, lanes: Ids) -> list[Any]:
         """Write the actions of these lanes, or raise BadAction; returns the columns of parts that have no array."""
-        values = read_actions(self._leaves, actions, lanes, self._check_boxes)
+        values = read_actions(self._leaves, actions, lanes, self._check)
         for array, value in zip(self._arrays, values, strict=True):
             if array is not None:
                 array[lanes] = value

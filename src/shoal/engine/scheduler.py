@@ -56,9 +56,10 @@ class Scheduler:
     ):
         self.table, self._busy, self._core, self._frames = table, table.busy, table.core, table.answers
         self._groups, self._window = table.groups, table.window
-        self._user_resets, self._fifo, self._spin_ns = user_resets, options.order == "fifo", spin_ns
-        self._must_reset = np.full(table.count, options.check_resets)
-        self.some_must_reset = self._checks_resets = options.check_resets
+        self._fifo, self._spin_ns = options.order == "fifo", spin_ns
+        self._user_resets = user_resets and options.check_reset != "none"
+        self._strict = options.check_reset == "all"  # whether what was never reset, or has raised, must be reset
+        self._must_reset, self.some_must_reset = np.full(table.count, self._strict), self._strict
         workers = table.workers
         self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
@@ -73,7 +74,7 @@ class Scheduler:
         self._replaces = options.replaces_envs
         self.commands = Commands(table, self._recovery, self._timeouts, on_death)
         self._collector = Collector(table, self._recovery, self._timeouts, self.commands, spin_ns)
-        self._actions = ActionWriter(table, flatten(config.action_space), options.check_actions == "all")
+        self._actions = ActionWriter(table, flatten(config.action_space), options.check_actions)
         if self._fifo:
             self._core.use_order(table.busy.sent_at)
         workers.watch(self._core.ring, self._core.alarm, options.step_timeout)
@@ -393,7 +394,7 @@ class Scheduler:
         lanes = self._groups.of(note.lane)
         if self._recovery.retry(lanes, note.error):
             return False
-        self._note_must_reset(lanes, True)
+        self._note_must_reset(lanes, self._strict)
         return True
 
     def start_call(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline = NEVER) -> Call:
@@ -472,9 +473,8 @@ class Scheduler:
 
     def _note_must_reset(self, ids: Any, must: Any) -> None:
         """Note which of these lanes the user must reset before they are stepped."""
-        if self._checks_resets:
-            self._must_reset[ids] = must
-            self.some_must_reset = bool(self._must_reset.any())
+        self._must_reset[ids] = must
+        self.some_must_reset = bool(self._must_reset.any())
 
     # ---- errors ----------------------------------------------------------------------------------------------
 

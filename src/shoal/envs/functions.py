@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 import gymnasium
+from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec, registry
 
 from shoal.envs.adapt import adapt
@@ -163,8 +164,33 @@ def _can_be_pickled(value: Any) -> bool:
     return True
 
 
+_filled: dict[str, EnvSpec] = {}  # what `install_registry` has put into the registry
+
+
 def install_registry(data: bytes | None) -> None:
-    """In a worker: register what the caller had registered."""
-    if data is not None:
-        for name, spec in cloudpickle.loads(data).items():
-            registry.setdefault(name, spec)
+    """In a worker: fill in what the caller had registered, and what is missing here.
+
+    Most packages register their envs when they are imported, which may come later, with the first env. What a package
+    registers then takes the place of what was filled in, and no warning is given.
+    """
+    if data is None:
+        return
+    told = cloudpickle.loads(data)  # which imports some packages
+    missing = {name: spec for name, spec in told.items() if name not in registry}
+    if missing and not _filled:  # for packages that are imported from now on
+        registration.register = gymnasium.register = _registering(registration.register)
+    registry.update(missing)
+    _filled.update(missing)
+
+
+def _registering(register: Callable[..., None]) -> Callable[..., None]:
+    """Gymnasium's `register`, which first takes away what was only filled in under the same name."""
+
+    @functools.wraps(register)
+    def registering(id: str, *args: Any, **kwargs: Any) -> None:
+        for name in (id, f"{registration.current_namespace}/{id}"):
+            if name in _filled and registry.get(name) is _filled.pop(name):
+                del registry[name]
+        register(id, *args, **kwargs)
+
+    return registering

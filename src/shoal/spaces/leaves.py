@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from shoal.errors import BadAction, BadEnv, BadObservation, ShoalError
 
 Array = npt.NDArray[Any]
 Path = tuple[Any, ...]
+Check = Literal["all", "discrete", "none"]  # which actions must be within their bounds
 
 
 class Kind(Enum):
@@ -40,7 +41,7 @@ class Leaf:
         shape: of one env's value.
         dtype: of the field; `object` for a leaf that is sent in messages.
         low, high: inclusive bounds in the field's own type, broadcast to `shape`; None if there are none.
-        discrete: whether values out of bounds are always refused. Many envs accept them for a Box.
+        discrete: whether values are numbers of choices. Many envs accept values out of bounds for a Box.
     """
 
     path: Path
@@ -63,6 +64,10 @@ class Leaf:
         if self.kind is not Kind.ARRAY:
             return "o"
         return "n" if self.scalar else self.dtype.kind
+
+    def is_checked(self, check: Check) -> bool:
+        """Whether its values must be within their bounds."""
+        return check == "all" or (check == "discrete" and self.discrete)
 
     @property
     def nbytes(self) -> int:
@@ -169,15 +174,15 @@ def as_array(value: Any, leaf: Leaf, what: str, error: type[ShoalError]) -> Arra
         raise error(f"{what}{leaf.name} cannot be made into one array: {cause}") from cause
 
 
-def read_actions(leaves: Sequence[Leaf], actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> list[Any]:
+def read_actions(leaves: Sequence[Leaf], actions: Any, ids: Sequence[int] | Array, check: Check) -> list[Any]:
     """Check a batch of actions and take it apart: one array [len(ids), ...] or list of objects for each leaf.
 
     Raises BadAction if one does not fit, which names the env, what was expected and what was found.
     """
-    return [_read_leaf(leaf, actions, ids, check_boxes) for leaf in leaves]
+    return [_read_leaf(leaf, actions, ids, check) for leaf in leaves]
 
 
-def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes: bool) -> Any:
+def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check: Check) -> Any:
     value = part_of(actions, leaf, "the batch of actions", BadAction)
     if leaf.kind is not Kind.ARRAY:
         return _read_objects(leaf, value, len(ids))
@@ -185,7 +190,7 @@ def _read_leaf(leaf: Leaf, actions: Any, ids: Sequence[int] | Array, check_boxes
     if leaf.dtype.kind == "f":
         # Before the check: a bound of 0.7 in float32 is less than 0.7 in float64.
         array = array.astype(leaf.dtype, copy=False)
-    if leaf.discrete or check_boxes:
+    if leaf.is_checked(check):
         _check_bounds(leaf, array, ids)
     if array.dtype == leaf.dtype:
         return array

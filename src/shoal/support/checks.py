@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,17 @@ def spread_seed(seed: Seed, ids: Ids) -> list[int | None]:
     return [None if one is None else int(one) for one in seed]
 
 
-def spread_options(options: Options, count: int) -> Sequence[dict[str, Any] | None]:
+@dataclass(frozen=True)
+class OptionsForAll:
+    """Options of whatever kind, for every env as they are."""
+
+    options: Any
+
+
+def spread_options(options: Options | OptionsForAll, count: int) -> Sequence[dict[str, Any] | None]:
     """The options of each of `count` envs."""
+    if isinstance(options, OptionsForAll):
+        return [options.options] * count
     if options is None or isinstance(options, dict):
         return [options] * count
     if isinstance(options, str) or not isinstance(options, Sequence):
