@@ -20,6 +20,7 @@ _APIS = {
     "tf_agents": ("shoal.dialects.tf_agents", "PoolPyEnvironment"),
     "dm_env": ("shoal.dialects.dm_env", "BatchedEnvironment"),
     "agents": ("shoal.dialects.agents", "BatchedParallelEnv"),
+    "torchrl": ("shoal.dialects.torchrl", "ShoalEnv"),
 }
 
 
@@ -32,7 +33,8 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
         num_envs: how many. Leave it out if you pass a list.
         api: the API of the result: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
             Stable-Baselines3), "baselines" (one of OpenAI Baselines), "tf_agents" (a batched PyEnvironment), "dm_env"
-            (batched TimeSteps, without TensorFlow) or "agents" (PettingZoo's parallel API, with a row for each env).
+            (batched TimeSteps, without TensorFlow), "agents" (PettingZoo's parallel API, with a row for each env) or
+            "torchrl" (an EnvBase of TorchRL).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:

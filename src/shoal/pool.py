@@ -170,6 +170,24 @@ class Pool(EnvCommands):
             least = None if min_batch is None else whole_number("min_batch", min_batch, 1, self.batch_size)
             return self._scheduler.wait_next(self.batch_size, Deadline.after(timeout), least)
 
+    def wait_any(self, least: int = 1, timeout: float | None = None) -> Ready:
+        """Wait until at least so many envs are done, and take all that are: for dialects, as `wait` is.
+
+        With `least=0` it does not wait, and may give no lanes.
+        """
+        with self.turn:
+            self._check_usable()
+            return self._scheduler.wait_any(whole_number("least", least, 0, self.num_envs), Deadline.after(timeout))
+
+    def excuse_resets(self) -> None:
+        """Let the next step go to envs that were not reset after their episodes, or never: for dialects that allow it.
+
+        By itself, a pool with autoreset="disabled" refuses such a step.
+        """
+        with self.turn:
+            self._check_usable()
+            self._scheduler.note_must_reset(slice(None), False)
+
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
         """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped."""
         with self.turn:

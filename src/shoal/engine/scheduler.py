@@ -127,7 +127,7 @@ class Scheduler:
             self._aim(ids)
         if self._replaces:
             self._recovery.resets(asked)
-        self._note_must_reset(ids, False)
+        self.note_must_reset(ids, False)
         self._ask(ids, native.OP_RESET, lambda lane: HeldRequest(native.OP_RESET, *asked[lane]))
 
     def _tell(self, ids: Ids, message: Callable[[list[int]], tuple[Any, ...]]) -> None:
@@ -272,6 +272,14 @@ class Scheduler:
                 raise
             return self._wait(len(done), done, deadline)
 
+    def wait_any(self, least: int, deadline: Deadline) -> Ready:
+        """Wait until so many lanes are done, and take all that are; none are waited for if `least` is 0."""
+        self._core.arrive()
+        done = self._collector.done_in_order(self.table.count, self._fifo)
+        if len(done) < least:
+            return self._wait(least, None, deadline)
+        return self._wait(len(done), np.sort(done), deadline) if len(done) else Ready(done, 0, -1, {})
+
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
         self._groups.check_whole(ids, "reset")
@@ -323,7 +331,7 @@ class Scheduler:
                     self._busy.drop_held(lane)  # a new env is built when the lane is asked again
         fine = ids[~np.isin(ids, [note.lane for note in failed])]
         if self._user_resets:
-            self._note_must_reset(fine, self._must_reset[fine] | self._frames.ended(fine))
+            self.note_must_reset(fine, self._must_reset[fine] | self._frames.ended(fine))
         # Their next request is written into the same frame, so that what was seen last stays where it is.
         if self._replaces:
             self._recovery.dropped(fine)
@@ -373,7 +381,7 @@ class Scheduler:
         if status:
             self._frames.spent_on_infos(began_ns)
         if self._user_resets:
-            self._note_must_reset(ids, self._frames.ended(ids))
+            self.note_must_reset(ids, self._frames.ended(ids))
         if self._replaces:
             self._recovery.delivered(ids, slot)
         return Ready(ids, first, slot, infos)
@@ -384,7 +392,7 @@ class Scheduler:
         lanes = self._groups.of(note.lane)
         if self._recovery.retry(lanes, note.error):
             return False
-        self._note_must_reset(lanes, True)
+        self.note_must_reset(lanes, True)
         return True
 
     def start_call(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline = NEVER) -> Call:
@@ -408,7 +416,7 @@ class Scheduler:
                 if not workers.backend.roll_out(workers.inline, record, policy, params, rngs):
                     return False
             except BaseException:
-                self._note_must_reset(table.all_ids, True)
+                self.note_must_reset(table.all_ids, True)
                 raise
             self._aim(slice(None))
             slot = (int(table.slot[0]) + 1) % table.frame_count
@@ -448,8 +456,8 @@ class Scheduler:
     def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
         """The counterpart of `facts`, for lanes that are all idle, with their last answers in this frame."""
         self.table.slot[:] = slot
-        self._note_must_reset(self.table.all_ids, False)
-        self._note_must_reset(facts["must_reset"], True)
+        self.note_must_reset(self.table.all_ids, False)
+        self.note_must_reset(facts["must_reset"], True)
         restarts = self._recovery.restarts
         restarts.seeds, restarts.counts = list(facts["seeds"]), list(facts["counts"])
         restarts.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
@@ -461,7 +469,7 @@ class Scheduler:
         self._busy.put_back(pending)
         self._busy.sent(pending)
 
-    def _note_must_reset(self, ids: Any, must: Any) -> None:
+    def note_must_reset(self, ids: Any, must: Any) -> None:
         """Note which of these lanes the user must reset before they are stepped."""
         self._must_reset[ids] = must
         self.some_must_reset = bool(self._must_reset.any())
