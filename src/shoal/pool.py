@@ -270,11 +270,16 @@ class Pool(EnvCommands):
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
             options: handed to every env's reset; a list gives each of the env ids its own.
         """
+        with self.turn:
+            return self.data.batch(self.restart(env_ids, seed, options, timeout))
+
+    def restart(self, env_ids: Any, seed: Seed = None, options: Options = None, timeout: float | None = None) -> Ready:
+        """Like reset, but gives the lanes only: for dialects that take just the fields they need from `data`."""
         deadline = Deadline.after(timeout)
         with self.turn:
             ids = self._start_reset(env_ids, seed, options, deadline)
             try:
-                return self.data.batch(self._scheduler.wait_for(np.sort(ids), deadline))
+                return self._scheduler.wait_for(np.sort(ids), deadline)
             except EnvError:
                 with contextlib.suppress(ShoalError):  # the env's own error is what matters
                     self._scheduler.drop(ids, deadline)

@@ -237,6 +237,24 @@ def test_views_are_valid_for_as_long_as_the_pool_says() -> None:
         assert place == frame.ctypes.data
 
 
+def test_large_observations_are_the_memory_of_the_pool_and_never_change() -> None:
+    make = functools.partial(SampleEnv, "large")
+    with ShoalEnv(make, 3, backend="serial", frames=8) as env, ShoalEnv(make, 3, backend="serial", copy=True) as other:
+        assert env.pool.data.lends
+        for steps in (5, 20):  # fewer and more than there are frames
+            assert_same(rollout(env, steps), rollout(other, steps))
+        slab = env.pool.data._obs[0]
+        first, size = slab.ctypes.data, slab.nbytes
+        env.reset()
+        data, kept = env.reset(), []
+        for _ in range(10):
+            result, data = env.step_and_maybe_reset(env.rand_action(data))
+            kept.append(result["next", "observation"])
+        inside = [first <= one.data_ptr() < first + size for one in kept]
+        assert inside[:4] == [True] * 4
+        assert not all(inside)
+
+
 # ---- infos --------------------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,10 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "dict": spaces.Dict(a=spaces.Box(-1.0, 1.0, (2,)), b=spaces.Dict(c=spaces.Discrete(3), d=spaces.MultiBinary(2))),
     "tuple": spaces.Tuple([spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2,))]),
 }
-OBSERVATIONS = SPACES | {"state": spaces.Dict(state=spaces.Box(-1.0, 1.0, (2,)))}
+OBSERVATIONS = SPACES | {
+    "large": spaces.Box(0, 255, (4, 128, 128), np.uint8),
+    "state": spaces.Dict(state=spaces.Box(-1.0, 1.0, (2,))),
+}
 
 
 class SampleEnv(gymnasium.Env[Any, Any]):

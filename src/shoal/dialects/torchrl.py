@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.dialects.base import PoolFace
-from shoal.errors import BadEnv, ResetNeeded
+from shoal.errors import BadEnv, EnvError, ResetNeeded
 from shoal.memory.answers import Ready
 from shoal.support.checks import Ids
 from shoal.support.optional_dependencies import require
@@ -26,6 +26,8 @@ from shoal.dialects.torchrl_specs import action_codec, observation_codec  # noqa
 
 __all__ = ["ShoalEnv"]
 
+FRAMES = 130  # so many can be held without a copy, if they are large: rollouts of 128 steps, and the step before
+
 
 class ShoalEnv(EnvBase, AsyncWords, PoolFace):  # type: ignore[misc]
     """Many envs as one env of TorchRL, whose batch size is their number.
@@ -38,7 +40,9 @@ class ShoalEnv(EnvBase, AsyncWords, PoolFace):  # type: ignore[misc]
         device: where tensors are; None, as for GymEnv, for the CPU, without a device in the TensorDicts.
         categorical_action_encoding: whether choices are numbers; by default they are one-hot, as in GymEnv.
         run_type_checks, allow_done_after_reset: as for `torchrl.envs.EnvBase`.
-        **pool_options: as for `shoal.Pool`; with `copy=False` observations are views, which later steps overwrite.
+        **pool_options: as for `shoal.Pool`. By default (`copy="lend"`, `frames=130`) large observations are the pool's
+            own memory, and what a TensorDict holds is never written again. With `copy=False` all are views, which are
+            overwritten after `frames - 1` further steps or resets.
 
     Attributes:
         pool: the `shoal.Pool` below, which has all else: `stats`, `call`, `get_attr`, `set_attr`, `snapshot`, ...
@@ -61,6 +65,8 @@ class ShoalEnv(EnvBase, AsyncWords, PoolFace):  # type: ignore[misc]
         super().__init__(device=device, run_type_checks=run_type_checks, allow_done_after_reset=allow_done_after_reset)
         self._categorical = categorical_action_encoding
         self._info_readers: list[Any] = []
+        if pool_options.setdefault("copy", "lend") == "lend":
+            pool_options.setdefault("frames", FRAMES)
         self._open(env, num_envs, pool_options)
         self.is_closed = False
 
@@ -137,18 +143,23 @@ class ShoalEnv(EnvBase, AsyncWords, PoolFace):  # type: ignore[misc]
             self._begin()
             ready = Ready(ids, 0, -1, {})
             if len(ids):
-                self._ask_reset(ids, **kwargs)
-                ready = self._collect(self.pool.wait_reset, ids, env_ids=ids)
+                ready = self._restart(ids, **kwargs)
             return self._first_answer(ready if len(ids) == self.num_envs else self.pool.data.whole(ready))
 
-    def _ask_reset(self, ids: Ids, seed: Any = None, options: Any = None) -> None:
-        """Start a reset of some envs; seeds and options may be lists with one for each env of the pool."""
+    def _restart(self, ids: Ids, seed: Any = None, options: Any = None) -> Ready:
+        """Reset some envs; seeds and options may be lists with one for each env of the pool."""
 
         def chosen(given: Any) -> Any:
             several = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
             return [given[i] for i in ids.tolist()] if several else given
 
-        self.pool.async_reset(ids, seed=chosen(seed), options=chosen(options))
+        try:
+            return self.pool.restart(ids, chosen(seed), chosen(options))
+        except EnvError:
+            raise
+        except BaseException:
+            self._late = True
+            raise
 
     def _as_mask(self, asked: torch.Tensor) -> npt.NDArray[np.bool_]:
         mask: npt.NDArray[np.bool_] = asked.reshape(self.num_envs, -1).any(-1).cpu().numpy()

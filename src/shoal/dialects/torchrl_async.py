@@ -58,7 +58,6 @@ class AsyncWords:
     _answer: Any
     _first_answer: Any
     _actions: Any
-    _ask_reset: Any
     _send: Any
     step_mdp: Any
 
@@ -144,7 +143,7 @@ class AsyncWords:
             if busy:
                 raise RuntimeError(f"envs {busy} are busy: receive their results before you send to them again")
             if kind == _RESET:
-                self._ask_reset(ids)
+                self.pool.async_reset(ids)
             else:
                 self._send(self._actions.decode(sent), ids)
             for row, env in enumerate(ids.tolist()):
@@ -242,7 +241,7 @@ class AsyncWords:
         """Reset the envs whose episodes are over; their results wait for that."""
         over = result["next", "done"].reshape(len(ids), -1).any(-1).cpu().numpy()
         if over.any():
-            self._ask_reset(ids[over])
+            self.pool.async_reset(ids[over])
             for row in np.flatnonzero(over).tolist():
                 self._ended[int(ids[row])] = result[row : row + 1]
                 self._flying[int(ids[row])] = _Flight(_SECOND, None, 0)
