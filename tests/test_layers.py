@@ -19,13 +19,13 @@ ROOT = Path(shoal.__file__).parent
 LAYERS = (
     "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
     "compiled", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers",
-    "graph", "dialects", "make", "emulation", "group", "tuning", "scaling", "__init__", "cli",
+    "graph", "dialects", "torchrl", "make", "emulation", "group", "tuning", "scaling", "__init__", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
 MOST_AT_THE_TOP = 10
 FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
-    "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env",
+    "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env", "torchrl", "tensordict",
 }  # fmt: skip
 MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "cli", "tuning", "compiled", "remote"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})

@@ -125,7 +125,7 @@ def build(
         )  # fmt: skip
         workers.attach(slab, config, deadline, patience)
         frames = Frames(
-            slab, shape.specs.single_observation_space, options.copy, shape.lends,
+            slab, shape.specs.single_observation_space, bool(options.copy), shape.lends,
             spare=2 if options.replaces_envs else 1,
         )  # fmt: skip
         table = LaneTable(slab, workers, frames, shape.groups, shape.window)
@@ -225,8 +225,10 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
             raise ValueError(
                 f'flat_rows: backend="{plan.backend}" writes each part of an observation into an array of its own'
             )
-    frames = frames_to_lend(obs_leaves, lanes, RULES[autoreset].user_resets) if options.copy else options.frames
-    lends = options.copy and frames > 1
+    frames, wanted = options.frames, options.frames if options.copy == "lend" else None
+    if options.copy:
+        frames = frames_to_lend(obs_leaves, lanes, RULES[autoreset].user_resets, wanted)
+    lends = bool(options.copy) and frames > 1
     if options.copy and options.replaces_envs:
         frames += 1  # what the caller has seen last must outlive a torn write
     sizes = {group.size if group.together else 1 for group in workers.groups} or {1}

@@ -21,6 +21,7 @@ _APIS = {
     "dm_env": ("shoal.dialects.dm_env", "BatchedEnvironment"),
     "tianshou": ("shoal.dialects.tianshou", "PoolVectorEnv"),
     "agents": ("shoal.dialects.agents", "BatchedParallelEnv"),
+    "torchrl": ("shoal.dialects.torchrl", "ShoalEnv"),
 }
 
 
@@ -33,8 +34,8 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
         num_envs: how many. Leave it out if you pass a list.
         api: the API of the result: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
             Stable-Baselines3), "baselines" (one of OpenAI Baselines), "tf_agents" (a batched PyEnvironment), "dm_env"
-            (batched TimeSteps, without TensorFlow), "tianshou" (one of its vector envs) or "agents" (PettingZoo's
-            parallel API, with a row for each env).
+            (batched TimeSteps, without TensorFlow), "tianshou" (one of its vector envs), "torchrl" (an EnvBase of
+            TorchRL) or "agents" (PettingZoo's parallel API, with a row for each env).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:

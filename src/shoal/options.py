@@ -47,8 +47,10 @@ class PoolOptions:
             what envs do that step a whole batch and reset by themselves.
         frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. With just 1, envs
             that take buffers to write into (PufferLib's) write straight into the batch. Without effect where `copy`
-            is True.
-        copy: True gives arrays that are the caller's own.
+            is True; where it is "lend", it says how many frames there are to lend from.
+        copy: True gives arrays that are the caller's own. "lend" does too; large observations are then frames of the
+            slab in every autoreset mode, which are not written again while an array of them is alive. Of `frames`
+            frames all but one can be lent at a time; after that there are copies.
         flat_rows: all parts of a nested observation lie in one row, so that `shoal.emulation.Emulation.flatten` gives
             these rows without a copy; the parts are strided views of them then. For spaces of arrays only.
         order: "ready" (the first lanes that are done), "fifo" (strictly in the order in which they were sent) or
@@ -89,7 +91,7 @@ class PoolOptions:
     batch_envs: int | None = None
     autoreset: Literal["next_step", "same_step", "disabled"] | None = None
     frames: int = 2
-    copy: bool = False
+    copy: bool | Literal["lend"] = False
     flat_rows: bool = False
     order: Literal["ready", "fifo", "contiguous"] = "ready"
     seed: Seed = None
@@ -122,7 +124,8 @@ class PoolOptions:
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
         for name in ("copy", "flat_rows", "check_nan"):
-            self._set(name, bool(getattr(self, name)))
+            if name != "copy" or self.copy != "lend":
+                self._set(name, bool(getattr(self, name)))
         if isinstance(self.infos, str):
             check_choice("infos", self.infos, ("all", "drop"))
         elif not isinstance(self.infos, Iterable) or not all(isinstance(key, str) for key in self.infos):

@@ -176,6 +176,15 @@ class Pool(EnvCommands):
             least = None if min_batch is None else whole_number("min_batch", min_batch, 1, self.batch_size)
             return self._scheduler.wait_next(self.batch_size, Deadline.after(timeout), least)
 
+    def wait_any(self, least: int = 1, timeout: float | None = None) -> Ready:
+        """Wait until at least so many envs are done, and take all that are: for dialects, as `wait` is.
+
+        With `least=0` it does not wait, and may give no lanes.
+        """
+        with self.turn:
+            self._check_usable()
+            return self._scheduler.wait_any(whole_number("least", least, 0, self.num_envs), Deadline.after(timeout))
+
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
         """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped."""
         with self.turn:
@@ -271,10 +280,17 @@ class Pool(EnvCommands):
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
             options: handed to every env's reset; a list gives each of the env ids its own.
         """
+        with self.turn:
+            return self.data.batch(self.restart(env_ids, seed, options, timeout))
+
+    def restart(
+        self, env_ids: Any, seed: Seed = None, options: Options | OptionsForAll = None, timeout: float | None = None
+    ) -> Ready:
+        """Like reset, but gives the lanes only: for dialects that take just the fields they need from `data`."""
         deadline = Deadline.after(timeout)
         with self.turn:
             ids = np.sort(self._start_reset(env_ids, seed, options, deadline))
-            return self.data.batch(self._wait_or_drop(self._scheduler.wait_for, ids, deadline))
+            return self._wait_or_drop(self._scheduler.wait_for, ids, deadline)
 
     def begin(self, env_ids: Ids | None = None) -> Ready:
         """Reset envs (ascending; None: all) without arguments, and wait for them; gives the lanes only, for dialects.

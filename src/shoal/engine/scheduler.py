@@ -290,6 +290,14 @@ class Scheduler:
                 raise
             return self._wait(len(done), done, deadline)
 
+    def wait_any(self, least: int, deadline: Deadline) -> Ready:
+        """Wait until so many lanes are done, and take all that are; none are waited for if `least` is 0."""
+        self._core.arrive()
+        done = self._collector.done_in_order(self.table.count, self._fifo)
+        if len(done) < least:
+            return self._wait(least, None, deadline)
+        return self._wait(len(done), np.sort(done), deadline) if len(done) else Ready(done, 0, -1, {})
+
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
         self._groups.check_whole(ids, "reset")

@@ -8,9 +8,10 @@ the last observations of the envs that it leaves alone, and repeats them as the 
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +33,18 @@ LEND_FROM = 128 << 10  # bytes of a whole frame; less is copied in no time
 LEND_FRAMES = 3  # one that is being written, the newest one, and the one before it, which most learners still hold
 
 
-def frames_to_lend(leaves: Sequence[Leaf], lanes: int, user_resets: bool) -> int:
+def frames_to_lend(leaves: Sequence[Leaf], lanes: int, user_resets: bool, wanted: int | None) -> int:
     """How many frames a pool with copy=True needs: 1 where copies are cheap.
 
     Without autoreset, resets of some envs are the rule, and a dialect's answer to them holds the last observations
-    of the others: these must still be here as they were, whatever the caller has done to its own.
+    of the others: these must still be here as they were, whatever the caller has done to its own. With copy="lend" the
+    caller has said that it does not rely on these, and how many frames are `wanted`.
     """
-    if user_resets:
+    if user_resets and wanted is None:
         return 1
     plain = all(leaf.kind is Kind.ARRAY for leaf in leaves)
     nbytes = lanes * sum(leaf.dtype.itemsize * int(np.prod(leaf.shape)) for leaf in leaves)
-    return LEND_FRAMES if plain and nbytes >= LEND_FROM else 1
+    return max(LEND_FRAMES, wanted or 0) if plain and nbytes >= LEND_FROM else 1
 
 
 class Ready(NamedTuple):
@@ -200,7 +202,7 @@ class Frames:
     def _lend(self, slot: int) -> Any:
         """The observations of a whole frame, the caller's own for as long as it likes."""
         arrays = [array[slot] for array in self._obs if array is not None]
-        if len(self._free_slots({slot})) < self._spare:
+        if len(list(itertools.islice(self._free_slots({slot}), self._spare))) < self._spare:
             own = [array.copy() for array in arrays]
         else:
             # Views of a memoryview: a view of an array would not be kept alive by its own views, which hold the array.
@@ -210,12 +212,15 @@ class Frames:
 
     def free_slot(self, besides: Collection[int] = ()) -> int | None:
         """A frame that no lent array is alive of."""
-        return next(iter(self._free_slots(besides)), None)
+        return next(self._free_slots(besides), None)
 
-    def _free_slots(self, besides: Collection[int]) -> list[int]:
-        for lent in self._lent:
-            lent[:] = [ref for ref in lent if ref() is not None]
-        return [slot for slot, lent in enumerate(self._lent) if not lent and slot not in besides]
+    def _free_slots(self, besides: Collection[int]) -> Iterator[int]:
+        """Find free frames, the first ones first: so no more memory is touched than is held at a time."""
+        for slot, lent in enumerate(self._lent):
+            if lent:
+                lent[:] = [ref for ref in lent if ref() is not None]
+            if not lent and slot not in besides:
+                yield slot
 
     def _take_leaf(self, index: int, ready: Ready) -> Any:
         """One part of the observations of a run of lanes in one frame."""
