@@ -25,7 +25,7 @@ import cloudpickle
 import numpy as np
 
 from shoal.dialects.time_steps import Parts, TimeStepFace
-from shoal.envs.exact_steps import TIME_STEP, make_exact
+from shoal.envs.exact_steps import TIME_STEP, NoSpace, make_exact
 from shoal.envs.guarded_pickles import dumps
 from shoal.envs.time_steps import TimeStepEnv, has_specs, quicken, slow_down
 from shoal.errors import BadAction, SpaceMismatch
@@ -66,6 +66,7 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
 
     def _learn(self) -> None:
         super()._learn()
+        self._same_type |= isinstance(self.pool.single_observation_space, NoSpace)  # then TimeSteps travel whole
         step_type = array_spec.ArraySpec((), np.int32, name="step_type")
         described = ts.TimeStep(step_type, self.reward_spec(), self.discount_spec(), self.observation_spec())
         # Only where the envs have specs: a worker imports this module, and so TensorFlow, to carry that out.
@@ -180,6 +181,7 @@ class BatchedPyEnvironment(PoolPyEnvironment):
             raise ValueError(f"envs must be a list or tuple.  Got: {envs}")
         parallel = "threads" if made else "processes"
         pool_options.setdefault("backend", parallel if multithreading else "serial")
+        self._parallel_execution = multithreading  # TFPyEnvironment looks for it
         self._given = envs if made and pool_options["backend"] in IN_THIS_PROCESS else None
         if isinstance(envs, list | tuple):
             envs = [Made(env, i) if has_specs(env) else env for i, env in enumerate(envs)]
@@ -232,7 +234,7 @@ class ParallelPyEnvironment(PoolPyEnvironment):
         if blocking:
             pool_options.setdefault("num_workers", 1)
         pool_options.setdefault("backend", "processes")
-        self._flatten = flatten
+        self._flatten, self._parallel_execution = flatten, True  # TFPyEnvironment looks for the second
         super().__init__(list(env_constructors), **pool_options)
 
     def _stacked(self, time_steps: list[ts.TimeStep]) -> ts.TimeStep:

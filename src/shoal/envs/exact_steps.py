@@ -43,7 +43,7 @@ class ExactStepEnv(TimeStepEnv):
         self._observation_spec = env.observation_spec()
         numbers = env.reward_spec(), env.discount_spec()
         # Where not even the specs fit into a pool's fields, every TimeStep travels whole.
-        self._fits = all(map(is_leaf, numbers)) and not isinstance(self.observation_space, _Nothing)
+        self._fits = all(map(is_leaf, numbers)) and not isinstance(self.observation_space, NoSpace)
         self._number_types = [np.dtype(spec.dtype) for spec in numbers] if self._fits else []
 
     def _spaces(self) -> tuple[Space[Any], Space[Any]]:
@@ -95,7 +95,7 @@ class ExactStepEnv(TimeStepEnv):
 
     def _fitted(self, observation: Any) -> Any:
         """The observation in the form of its space; zeros where it has no such form."""
-        if isinstance(self.observation_space, _Nothing):
+        if isinstance(self.observation_space, NoSpace):
             return np.zeros((), np.uint8)
         values = list(_flat(observation))
         specs = list(_flat(self._observation_spec))
@@ -111,12 +111,12 @@ class ExactStepEnv(TimeStepEnv):
         return _packed(self._observation_spec, iter(filled))
 
 
-class _Nothing(spaces.Box):
+class NoSpace(spaces.Box):
     """Stands in the place of observations that have no space."""
 
 
 def _nothing() -> Space[Any]:
-    return _Nothing(0, 255, (), np.uint8)
+    return NoSpace(0, 255, (), np.uint8)
 
 
 def _parts(result: Any) -> Any:

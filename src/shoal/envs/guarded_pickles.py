@@ -13,6 +13,7 @@ import io
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 NEW_OBJECT: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 ASKED = ("__reduce__", "__reduce_ex__", "__getstate__")  # a class with one of its own knows how it is pickled
@@ -30,6 +31,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if _passes_on(type(obj)):
             return NEW_OBJECT, (type(obj),), obj.__dict__, None, None, _put_back
+        if isinstance(obj, np.random.Generator):  # the old gym's own kind of it does not load with newer NumPys
+            return type(obj), (obj.bit_generator,)
         return super().reducer_override(obj)
 
 
