@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_agents.agents.dqn import dqn_agent
+from tf_agents.agents.ppo import ppo_clip_agent
 from tf_agents.drivers import dynamic_episode_driver, dynamic_step_driver, py_driver
 from tf_agents.environments import (
     batched_py_environment,
@@ -25,7 +27,9 @@ from tf_agents.environments import (
 )
 from tf_agents.environments import utils as environment_utils
 from tf_agents.metrics import py_metrics
+from tf_agents.networks import actor_distribution_network, q_network, value_network
 from tf_agents.policies import random_py_policy, random_tf_policy
+from tf_agents.replay_buffers import tf_uniform_replay_buffer
 from tf_agents.specs import array_spec
 from tf_agents.system import system_multiprocessing
 from tf_agents.trajectories import time_step as ts
@@ -524,3 +528,96 @@ def test_suite_gym_in_processes() -> None:
     with ours, theirs:
         for behaviour in (reset, *map(step_with, range(60)), reset):
             alike(behaviour, ours, theirs)
+
+
+# ---- agents ---------------------------------------------------------------------------------------------------------
+
+
+def weights_after_training(make_agent: Callable[[Any], Any], env: Any) -> list[Any]:
+    """Collect and train some times; return the weights, which depend on all that was collected."""
+    tf_env = tf_py_environment.TFPyEnvironment(env)
+    tf.keras.utils.set_random_seed(7)
+    agent = make_agent(tf_env)
+    agent.initialize()
+    buffer = tf_uniform_replay_buffer.TFUniformReplayBuffer(agent.collect_data_spec, env.batch_size, 20)
+    driver = dynamic_step_driver.DynamicStepDriver(tf_env, agent.collect_policy, [buffer.add_batch], num_steps=60)
+    step = tf_env.reset()
+    for _ in range(3):
+        step, _ = driver.run(step)
+        experience = buffer.gather_all()
+        if agent.train_sequence_length is not None:
+            experience = tf.nest.map_structure(lambda part: part[:, : agent.train_sequence_length], experience)
+        agent.train(experience)
+        buffer.clear()
+    return [variable.numpy() for variable in agent.variables if variable.dtype.is_floating]
+
+
+def make_dqn(env: Any) -> Any:
+    network = q_network.QNetwork(env.observation_spec(), env.action_spec(), fc_layer_params=(16,))
+    return dqn_agent.DqnAgent(env.time_step_spec(), env.action_spec(), network, tf.keras.optimizers.legacy.Adam(1e-3))
+
+
+def make_ppo(env: Any) -> Any:
+    return ppo_clip_agent.PPOClipAgent(
+        env.time_step_spec(),
+        env.action_spec(),
+        tf.keras.optimizers.legacy.Adam(1e-3),
+        actor_net=actor_distribution_network.ActorDistributionNetwork(
+            env.observation_spec(), env.action_spec(), fc_layer_params=(16,)
+        ),
+        value_net=value_network.ValueNetwork(env.observation_spec(), fc_layer_params=(16,)),
+        num_epochs=2,
+    )
+
+
+@pytest.mark.parametrize("make_agent", [make_dqn, make_ppo])
+@pytest.mark.parametrize("options", [*MOST, {"backend": "processes"}], ids=["serial", "threads", "processes"])
+def test_agents_learn_the_same(make_agent: Any, options: dict[str, Any]) -> None:
+    with batched_py_environment.BatchedPyEnvironment([cartpole(i) for i in range(3)], multithreading=False) as env:
+        expected = weights_after_training(make_agent, env)
+    with BatchedPyEnvironment([cartpole(i) for i in range(3)], **options) as env:
+        found = weights_after_training(make_agent, env)
+    assert expected
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# ---- what differs on purpose ----------------------------------------------------------------------------------------
+
+
+def test_ours_can_more() -> None:
+    with BatchedPyEnvironment([CountPyEnv(i) for i in range(2)]) as env:
+        assert env.seed(4) == [[4], [5]]
+        env.reset()
+        state = env.get_state()
+        after = step_with(1)(env)
+        env.set_state(state)
+        equal(("value", step_with(1)(env)), ("value", after))
+        env.close()
+        env.close()
+    with opened(OURS, "batched", "TwoRewardsEnv", 2) as env:
+        assert env.reward_spec().shape == (2,)  # theirs says that of an env with one number
+
+
+def test_what_ours_refuses() -> None:
+    one = CountPyEnv()
+    with pytest.raises(ValueError, match="same object"):
+        BatchedPyEnvironment([one, one])
+    with BatchedPyEnvironment([CountPyEnv(), CountPyEnv()]) as env:
+        env.reset()
+        with pytest.raises(ValueError, match="expected type int32, found float64"):
+            env.step(np.array([0.5, 1.5]))
+    with opened(OURS, "parallel", "CountPyEnv", 2) as env:
+        env.reset()
+        with pytest.raises(ValueError, match="2 envs"):
+            env.step(np.zeros(1, np.int32))  # theirs steps the first env alone
+
+
+def test_an_image_is_an_image() -> None:
+    """An env of a worker that renders no image by default is asked for one; theirs has an array of None."""
+    with opened(OURS, "parallel", "TalkingEnv", 2) as env:
+        assert env.render().shape == (2, 2, 2, 3)
+    with BatchedPyEnvironment(["CartPole-v1"], multithreading=False) as env:
+        env.reset()
+        with pytest.raises(NotImplementedError, match="render_mode"):
+            env.render()
