@@ -34,6 +34,7 @@ from tf_agents.specs import array_spec
 from tf_agents.system import system_multiprocessing
 from tf_agents.trajectories import time_step as ts
 
+import shoal
 from dialects import odd_py_envs
 from dialects.py_envs import CountPyEnv, NestedPyEnv, OtherSpecEnv, Pair, RaisingEnv
 from shoal.dialects.tf_agents import BatchedPyEnvironment, ParallelPyEnvironment
@@ -621,3 +622,15 @@ def test_an_image_is_an_image() -> None:
         env.reset()
         with pytest.raises(NotImplementedError, match="render_mode"):
             env.render()
+
+
+def test_make_is_strict() -> None:
+    """Whoever reads the pool itself must not find zeros where an observation does not fit."""
+    with shoal.make(odd_py_envs.ListEnv, 2, api="tf_agents", backend="serial") as env:
+        assert [part.tolist() for part in env.reset().observation] == [[0, 0]]
+        with pytest.raises(ValueError, match="expected 0 to 3, found 9"):
+            env.step(np.full(2, 9, np.int32))
+    with shoal.make(odd_py_envs.ListForRowEnv, 2, api="tf_agents", backend="serial") as env:
+        assert [part.tolist() for part in env.reset().observation] == [[0, 0], [1, 1], [0, 0], [-1, -1]]
+    with pytest.raises(shoal.errors.BadEnv, match="only numbers"):
+        shoal.make(odd_py_envs.WordsEnv, 2, api="tf_agents", backend="serial")

@@ -52,12 +52,12 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
     """
 
     _make_spec, _own_specs = staticmethod(_make_spec), (array_spec.ArraySpec,)
-    _any_action = False  # whether whole numbers that are out of bounds are the envs' business
+    _lenient = False  # whether envs may be given, and may answer, what their specs do not allow
     batched = True
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         try:
-            self._open(_exact(env, self._any_action), num_envs, _with_time_steps(pool_options))
+            self._open(_exact(env, self._lenient), num_envs, _with_time_steps(pool_options))
         except SpaceMismatch as error:
             what = "action spec" if "action space" in str(error) else "time_step_spec"
             raise ValueError(f"All environments must have the same {what}: {error}") from error
@@ -168,7 +168,7 @@ class BatchedPyEnvironment(PoolPyEnvironment):
         **pool_options: as for `shoal.Pool`.
     """
 
-    _any_action = True
+    _lenient = True
 
     def __init__(self, envs: Any, multithreading: bool = True, **pool_options: Any):
         made = False
@@ -216,7 +216,7 @@ class ParallelPyEnvironment(PoolPyEnvironment):
         **pool_options: as for `shoal.Pool`.
     """
 
-    _any_action = True
+    _lenient = True
 
     def __init__(
         self,
@@ -326,14 +326,14 @@ def _check_made(envs: list[tuple[int, Any]]) -> None:
             raise ValueError(f"All environments must have the same {what}.  Saw: {specs}")
 
 
-def _exact(env: Any, any_action: bool) -> Any:
+def _exact(env: Any, lenient: bool) -> Any:
     """What makes envs, so that it makes PyEnvironments whose TimeSteps arrive as they are."""
     if isinstance(env, list | tuple):
         done: dict[int, Any] = {}  # what is there many times stays one object, and is pickled once
-        return [done.setdefault(id(one), _exact(one, any_action)) for one in env]
+        return [done.setdefault(id(one), _exact(one, lenient)) for one in env]
     compiled = isinstance(env, type) and hasattr(env, "__shoal_env__")
     is_env = not isinstance(env, type) and hasattr(env, "step")
-    return functools.partial(make_exact, env, any_action) if callable(env) and not compiled and not is_env else env
+    return functools.partial(make_exact, env, lenient) if callable(env) and not compiled and not is_env else env
 
 
 def _with_time_steps(options: dict[str, Any]) -> dict[str, Any]:

@@ -22,23 +22,24 @@ from shoal.errors import BadEnv
 TIME_STEP = "time_step"  # the key of the info
 
 
-def make_exact(make: Callable[..., Any], any_action: bool, /, **kwargs: Any) -> Any:
+def make_exact(make: Callable[..., Any], lenient: bool, /, **kwargs: Any) -> Any:
     """Make an env; a PyEnvironment becomes an `ExactStepEnv`, any other stays as it is."""
     env = make(**kwargs)
     is_py_environment = has_specs(env) and hasattr(env, "time_step_spec") and hasattr(env, "current_time_step")
-    return ExactStepEnv(env, any_action) if is_py_environment else env
+    return ExactStepEnv(env, lenient) if is_py_environment else env
 
 
 class ExactStepEnv(TimeStepEnv):
     """A PyEnvironment as a Gymnasium env.
 
     Args:
-        any_action: pass on actions that are out of the spec's bounds. The space of a whole number is then a Box, whose
-            bounds a pool need not check.
+        lenient: pass on actions that are out of the spec's bounds (the space of a whole number is then a Box, whose
+            bounds a pool need not check), and take observations that do not fit the spec in any way. The fields of
+            such an observation are zeros, so this is for those who read "time_step".
     """
 
-    def __init__(self, env: Any, any_action: bool):
-        self._any_action = any_action
+    def __init__(self, env: Any, lenient: bool):
+        self._lenient = lenient
         super().__init__(env)
         self._observation_spec = env.observation_spec()
         numbers = env.reward_spec(), env.discount_spec()
@@ -48,13 +49,15 @@ class ExactStepEnv(TimeStepEnv):
 
     def _spaces(self) -> tuple[Space[Any], Space[Any]]:
         action_space = space_of(self._action_spec)
-        if self._any_action and isinstance(action_space, spaces.Discrete) and self._action_type is not np.bool_:
+        if self._lenient and isinstance(action_space, spaces.Discrete) and self._action_type is not np.bool_:
             low, high = int(action_space.start), int(action_space.start + action_space.n - 1)
             action_space = spaces.Box(low, high, (), self._action_type)  # type: ignore[arg-type]
         spec = self.env.observation_spec()
         try:
             return (space_of(spec) if list(_flat(spec)) else _nothing()), action_space
         except BadEnv:  # of no numbers: all of its TimeSteps travel whole
+            if not self._lenient:
+                raise
             return _nothing(), action_space
 
     def _check_rewards(self) -> None:
@@ -94,21 +97,18 @@ class ExactStepEnv(TimeStepEnv):
         return numbers and _is_as_promised(observation, self._observation_spec)
 
     def _fitted(self, observation: Any) -> Any:
-        """The observation in the form of its space; zeros where it has no such form."""
+        """The observation in the form of its space. If it has no such form, zeros, or itself for the pool to refuse."""
         if isinstance(self.observation_space, NoSpace):
             return np.zeros((), np.uint8)
-        values = list(_flat(observation))
-        specs = list(_flat(self._observation_spec))
-        filled = []
-        for i, spec in enumerate(specs):
-            value = np.zeros(spec.shape, spec.dtype)
-            try:
-                if len(values) == len(specs):
-                    value[...] = np.asarray(values[i]).reshape(spec.shape)
-            except (TypeError, ValueError):
-                pass
-            filled.append(value)
-        return _packed(self._observation_spec, iter(filled))
+        values, specs = list(_flat(observation)), list(_flat(self._observation_spec))
+        try:
+            pairs = zip(values, specs, strict=True)
+            fitted = [np.asarray(value).astype(spec.dtype).reshape(spec.shape) for value, spec in pairs]
+        except (TypeError, ValueError):
+            if not self._lenient:
+                return observation
+            fitted = [np.zeros(spec.shape, spec.dtype) for spec in specs]
+        return _packed(self._observation_spec, iter(fitted))
 
 
 class NoSpace(spaces.Box):
