@@ -24,6 +24,7 @@ from shoal.backends import launch
 # Python 3.10.
 NEEDS = {
     "dialects/test_tf_agents.py": ["tf_agents"],
+    "dialects/test_tf_agents_same.py": ["tf_agents"],
     "envs/test_quick_time_steps.py": ["tf_agents"],
     "examples/test_tensorflow.py": ["tf_agents"],
     "graph/test_tensorflow.py": ["tensorflow"],

@@ -11,7 +11,8 @@ from typing import Any
 # TF-Agents is written for Keras 2. TensorFlow reads this variable when it is imported.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 try:
-    from tf_agents.environments import py_environment
+    import tensorflow as tf
+    from tf_agents.environments import batched_py_environment, parallel_py_environment, py_environment
     from tf_agents.specs import array_spec
     from tf_agents.trajectories import time_step as ts
     from tf_agents.utils import nest_utils
@@ -20,15 +21,19 @@ except ImportError as error:
 
     raise ImportError(f'api="tf_agents" needs TF-Agents: {install("tf-agents")}') from error
 
+import cloudpickle
 import numpy as np
 
-from shoal.dialects.time_steps import TimeStepFace
-from shoal.envs.functions import pickle_env_fns
-from shoal.envs.time_steps import has_specs, quicken, slow_down
-from shoal.errors import BadEnv, SpaceMismatch
+from shoal.dialects.time_steps import Parts, TimeStepFace
+from shoal.envs.exact_steps import TIME_STEP, NoSpace, make_exact
+from shoal.envs.guarded_pickles import dumps
+from shoal.envs.time_steps import TimeStepEnv, has_specs, quicken, slow_down
+from shoal.errors import BadAction, SpaceMismatch
 from shoal.support.checks import spread_seed
 
 __all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
+
+IN_THIS_PROCESS = ("serial", "threads")
 
 
 def _make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
@@ -46,37 +51,61 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         **pool_options: as for `shoal.Pool`.
     """
 
-    _make_spec = staticmethod(_make_spec)
+    _make_spec, _own_specs = staticmethod(_make_spec), (array_spec.ArraySpec,)
+    _lenient = False  # whether envs may be given, and may answer, what their specs do not allow
     batched = True
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         try:
-            self._open(env, num_envs, pool_options)
+            self._open(_exact(env, self._lenient), num_envs, _with_time_steps(pool_options))
         except SpaceMismatch as error:
-            raise ValueError(str(error)) from error  # as TF-Agents says it
+            what = "action spec" if "action space" in str(error) else "time_step_spec"
+            raise ValueError(f"All environments must have the same {what}: {error}") from error
         self._seeds: list[int | None] | None = None
         super().__init__()
+
+    def _learn(self) -> None:
+        super()._learn()
+        self._same_type |= isinstance(self.pool.single_observation_space, NoSpace)  # then TimeSteps travel whole
+        step_type = array_spec.ArraySpec((), np.int32, name="step_type")
+        described = ts.TimeStep(step_type, self.reward_spec(), self.discount_spec(), self.observation_spec())
+        # Only where the envs have specs: a worker imports this module, and so TensorFlow, to carry that out.
+        own = self.pool.apply(_time_step_spec, env_ids=[0])[0] if self._all_have_specs else None
+        self._time_step_spec = described if own is None else own
 
     batch_size = property(attrgetter("pool.num_envs"), doc="The number of envs.")
 
     @property
-    def envs(self) -> list[Any]:
+    def envs(self) -> Sequence[Any]:
         """The envs of this process, and for each env of a worker a stand-in that asks the worker."""
         local = self.pool.local_envs if self.pool.plan.backend in ("serial", "hybrid") else []
-        found = [env.env if self._all_have_specs else env for env in local]
+        found = [_own(env) for env in local]
         return found + [RemoteEnv(self.pool, i) for i in range(len(local), self.pool.num_envs)]
 
     def time_step_spec(self) -> ts.TimeStep:
         """Of one env."""
-        step_type = array_spec.ArraySpec((), np.int32, name="step_type")
-        return ts.TimeStep(step_type, self.reward_spec(), self.discount_spec(), self.observation_spec())
+        return self._time_step_spec
 
     def _reset(self) -> ts.TimeStep:
         seeds, self._seeds = self._seeds, None
-        return ts.TimeStep(*self._first_step(seeds))
+        return self._time_step(self._first_step(seeds))
 
     def _step(self, action: Any) -> ts.TimeStep:
-        return ts.TimeStep(*self._next_step(action))
+        return self._time_step(self._next_step(action))
+
+    def _time_step(self, parts: Parts) -> ts.TimeStep:
+        """The batch of all envs; where TimeSteps of envs came whole, all are stacked as TF-Agents does it."""
+        batch = ts.TimeStep(*parts)
+        whole = {i: info[TIME_STEP] for i, info in self.infos.items() if TIME_STEP in info} if self.infos else {}
+        if not whole:
+            return batch
+        return self._stacked([
+            whole[i] if i in whole else tf.nest.map_structure(lambda array, i=i: array[i], batch)
+            for i in range(self.batch_size)
+        ])  # fmt: skip
+
+    def _stacked(self, time_steps: list[ts.TimeStep]) -> ts.TimeStep:
+        return nest_utils.stack_nested_arrays(time_steps)
 
     def seed(self, seed: Any) -> list[Any]:
         """Seed the envs: an int gives env i `seed + i`, a list gives each its own.
@@ -87,6 +116,9 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         if not self._all_have_specs:
             self._seeds = seeds
             return [None] * len(seeds)
+        return self._seed_each(seeds)
+
+    def _seed_each(self, seeds: Sequence[Any]) -> list[Any]:
         return [self.pool.apply(_seed, one, env_ids=[i])[0] for i, one in enumerate(seeds)]
 
     def get_info(self) -> Any:
@@ -96,10 +128,18 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         return nest_utils.stack_nested_arrays(self.pool.call("get_info"))
 
     def render(self, mode: str = "rgb_array") -> Any:
-        """An image of each env, stacked."""
+        """What all envs render in this mode, stacked: images for "rgb_array".
+
+        Raises NotImplementedError where an env cannot.
+        """
+        if self._all_have_specs:
+            return nest_utils.stack_nested_arrays(self.pool.apply(_render, mode))
         if mode != "rgb_array":
-            raise NotImplementedError(f'a batch can be rendered as "rgb_array" only, not as {mode!r}')
-        return np.stack(self.pool.render())
+            raise NotImplementedError(f"Only rgb_array rendering mode is supported. Got {mode}")
+        images = self.pool.render()
+        if any(image is None for image in images):
+            raise NotImplementedError('an env gave no image: make it with render_mode="rgb_array"')
+        return np.stack(images)
 
     def get_state(self) -> Any:
         """The state of all envs, their random generators included, for `set_state`."""
@@ -121,24 +161,48 @@ class BatchedPyEnvironment(PoolPyEnvironment):
     Args:
         envs: PyEnvironments, made already or to be made by a function, or Gymnasium ids; or one function or id, with
             `num_envs` among the options.
-        multithreading: False steps all envs in this thread, one after another. True lets Shoal choose the fastest
-            backend: worker processes get pickled copies of envs that are made already, and `envs` gives access to the
-            copies. Pass `backend="threads"` if the envs must stay in this process.
+        multithreading: False steps all envs in this thread, one after another. True steps envs that are made already
+            in threads of this process, and those that are still to be made in worker processes. With
+            `backend="processes"` envs that are made already are pickled, workers get the copies, and `envs` gives
+            access to these.
         **pool_options: as for `shoal.Pool`.
     """
 
+    _lenient = True
+
     def __init__(self, envs: Any, multithreading: bool = True, **pool_options: Any):
+        made = False
         if isinstance(envs, list | tuple):
             if not envs:
                 raise ValueError("envs must be a list or tuple of at least one env, found an empty one")
-            batched = [i for i, env in enumerate(envs) if getattr(env, "batched", False)]
-            if batched:
-                raise ValueError(f"envs {batched} are already batched: give the single ones in them")
-            envs = [functools.partial(_made, env, i) if has_specs(env) else env for i, env in enumerate(envs)]
-        elif has_specs(envs):
-            raise ValueError(f"envs must be a list or tuple, found one env: {envs!r}")
-        pool_options.setdefault("backend", _backend_for(envs) if multithreading else "serial")
+            made = all(map(has_specs, envs))
+            _check_made([(i, env) for i, env in enumerate(envs) if has_specs(env)])
+        elif not callable(envs) and not isinstance(envs, str):
+            raise ValueError(f"envs must be a list or tuple.  Got: {envs}")
+        parallel = "threads" if made else "processes"
+        pool_options.setdefault("backend", parallel if multithreading else "serial")
+        self._parallel_execution = multithreading  # TFPyEnvironment looks for it
+        self._given = envs if made and pool_options["backend"] in IN_THIS_PROCESS else None
+        if isinstance(envs, list | tuple):
+            envs = [Made(env, i) if has_specs(env) else env for i, env in enumerate(envs)]
         super().__init__(envs, **pool_options)
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        """The envs as they were given, if they are in this process; else stand-ins that ask the workers."""
+        return super().envs if self._given is None else self._given
+
+    def _step(self, action: Any) -> ts.TimeStep:
+        try:
+            return super()._step(action)
+        except BadAction as error:
+            found = {len(rows) for rows in map(np.atleast_1d, tf.nest.flatten(action))}
+            if found == {self.batch_size}:
+                raise
+            raise ValueError(
+                "Primary dimension of action items does not match batch size: "
+                f"{min(found, default=0)} vs. {self.batch_size} ({error})"
+            ) from error
 
 
 class ParallelPyEnvironment(PoolPyEnvironment):
@@ -148,9 +212,11 @@ class ParallelPyEnvironment(PoolPyEnvironment):
         env_constructors: functions that make an env, or Gymnasium ids.
         start_serially: accepted, and without effect: workers start together, and each makes its envs one by one.
         blocking: step the envs one after another, in one worker.
-        flatten: accepted, and without effect: arrays are always sent flat.
+        flatten: nest TimeSteps as the specs say, and not as the envs nest them. (Arrays are always sent flat.)
         **pool_options: as for `shoal.Pool`.
     """
+
+    _lenient = True
 
     def __init__(
         self,
@@ -160,15 +226,47 @@ class ParallelPyEnvironment(PoolPyEnvironment):
         flatten: bool = False,
         **pool_options: Any,
     ):
-        wrong = [i for i, make in enumerate(env_constructors) if not (callable(make) or isinstance(make, str))]
-        if wrong:
+        if not all(callable(make) or isinstance(make, str) for make in env_constructors):
             raise TypeError(
-                f"env_constructors {wrong} cannot be called: give functions that make an env, not the envs themselves"
+                "Found non-callable `env_constructors` in `ParallelPyEnvironment` __init__ call: give functions that "
+                f"make an env, not the envs themselves. Got: {env_constructors}"
             )
         if blocking:
             pool_options.setdefault("num_workers", 1)
         pool_options.setdefault("backend", "processes")
+        self._flatten, self._parallel_execution = flatten, True  # TFPyEnvironment looks for the second
         super().__init__(list(env_constructors), **pool_options)
+
+    def _stacked(self, time_steps: list[ts.TimeStep]) -> ts.TimeStep:
+        if not self._flatten:
+            return super()._stacked(time_steps)
+        flat = [tf.nest.flatten(time_step) for time_step in time_steps]
+        arrays = [np.stack(parts) for parts in zip(*flat, strict=False)]
+        return tf.nest.pack_sequence_as(self.time_step_spec(), arrays)
+
+    def seed(self, seeds: Any) -> list[Any]:
+        """Seed the envs: each gets its own of the list, as it is; an int gives env i `seeds + i`."""
+        if not isinstance(seeds, Sequence | np.ndarray) or isinstance(seeds, str) or not self._all_have_specs:
+            return super().seed(seeds)
+        if len(seeds) != self.batch_size:
+            raise ValueError(
+                "Number of seeds should match the number of parallel_envs. "
+                f"(expected {self.batch_size} seeds, found {len(seeds)})"
+            )
+        return self._seed_each(list(seeds))
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """An image of each env, stacked. Raises NotImplementedError for any mode but "rgb_array"."""
+        if mode != "rgb_array":
+            raise NotImplementedError(f"Only rgb_array rendering mode is supported. Got {mode}")
+        if not self._all_have_specs:
+            return super().render(mode)
+        return nest_utils.stack_nested_arrays(self.pool.apply(_render_image))
+
+
+# For code that asks by isinstance.
+batched_py_environment.BatchedPyEnvironment.register(BatchedPyEnvironment)
+parallel_py_environment.ParallelPyEnvironment.register(ParallelPyEnvironment)
 
 
 class RemoteEnv:
@@ -177,37 +275,109 @@ class RemoteEnv:
     def __init__(self, pool: Any, env_id: int):
         self._pool, self._env_id = pool, env_id
 
+    def access(self, name: str) -> Any:
+        """An attribute of the env."""
+        return self._pool.apply(_access, name, env_ids=[self._env_id])[0]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """Call a method of the env: a function that returns its result."""
+        result = self._pool.apply(_call, name, args, kwargs, env_ids=[self._env_id])[0]
+        return lambda: result
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self._pool.call(name, *args, env_ids=[self._env_id], **kwargs)[0]
-
-        return call if self._pool.apply(_is_method, name, env_ids=[self._env_id])[0] else call()
+        if not self._pool.apply(_is_method, name, env_ids=[self._env_id])[0]:
+            return self.access(name)
+        return lambda *args, **kwargs: self.call(name, *args, **kwargs)()
 
     def __repr__(self) -> str:
         return f"RemoteEnv({self._env_id} of {self._pool!r})"
 
 
-def _made(env: Any, env_id: int) -> Any:
-    """The env, or in a worker process a copy of it. A worker loads equal pickles once, so the id makes them differ."""
-    return env
+class Made:
+    """Gives an env that is made already, and in a worker process a copy of it.
+
+    A worker loads equal pickles once, so the id makes them differ.
+    """
+
+    def __init__(self, env: Any, env_id: int):
+        self._env, self._env_id = env, env_id
+
+    def __call__(self) -> Any:
+        return self._env
+
+    def __reduce__(self) -> Any:
+        return _load_made, (dumps(self._env), self._env_id)
 
 
-def _backend_for(envs: Any) -> str:
-    """The backend for envs that are made already: "threads" if they cannot be pickled."""
-    made = [env for env in envs if getattr(env, "func", None) is _made] if isinstance(envs, list) else []
-    try:
-        pickle_env_fns(made)
-    except BadEnv:
-        return "threads"
-    return "auto"
+def _load_made(pickled: bytes, env_id: int) -> Made:
+    return Made(cloudpickle.loads(pickled), env_id)
+
+
+def _check_made(envs: list[tuple[int, Any]]) -> None:
+    """Raise ValueError where envs are batched, or where their specs differ."""
+    batched = [(i, env) for i, env in envs if getattr(env, "batched", False)]
+    if batched:
+        raise ValueError(f"Some of the envs are already batched: {batched}")
+    for name, what in (("action_spec", "action spec"), ("time_step_spec", "time_step_spec")):
+        specs = [getattr(env, name)() for _, env in envs if hasattr(env, name)]
+        if any(spec != specs[0] for spec in specs):
+            raise ValueError(f"All environments must have the same {what}.  Saw: {specs}")
+
+
+def _exact(env: Any, lenient: bool) -> Any:
+    """What makes envs, so that it makes PyEnvironments whose TimeSteps arrive as they are."""
+    if isinstance(env, list | tuple):
+        done: dict[int, Any] = {}  # what is there many times stays one object, and is pickled once
+        return [done.setdefault(id(one), _exact(one, lenient)) for one in env]
+    compiled = isinstance(env, type) and hasattr(env, "__shoal_env__")
+    is_env = not isinstance(env, type) and hasattr(env, "step")
+    return functools.partial(make_exact, env, lenient) if callable(env) and not compiled and not is_env else env
+
+
+def _with_time_steps(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a pool, so that infos which are a part of TimeSteps are never left out."""
+    wanted = options.get("infos", "all")
+    if wanted == "all" or (isinstance(wanted, str) and wanted != "drop"):
+        return options
+    return {**options, "infos": [*([] if wanted == "drop" else wanted), TIME_STEP, "discount"]}
+
+
+# ---- in the worker ---------------------------------------------------------------------------------------------
+
+
+def _own(env: Any) -> Any:
+    """The env that its user knows."""
+    return env.env if isinstance(env, TimeStepEnv) else env
+
+
+def _time_step_spec(env: Any) -> Any:
+    own = _own(env)
+    return own.time_step_spec() if hasattr(own, "time_step_spec") else None
+
+
+def _access(env: Any, name: str) -> Any:
+    return getattr(_own(env), name)
+
+
+def _call(env: Any, name: str, args: Any, kwargs: Any) -> Any:
+    return getattr(_own(env), name)(*args, **kwargs)
 
 
 def _is_method(env: Any, name: str) -> bool:
-    return callable(getattr(env, name))
+    return callable(getattr(_own(env), name))
 
 
 def _seed(env: Any, seed: Any) -> Any:
-    return env.env.seed(seed)
+    return _own(env).seed(seed)
+
+
+def _render(env: Any, mode: str) -> Any:
+    return _own(env).render(mode)
+
+
+def _render_image(env: Any) -> Any:
+    """As TF-Agents' processes do it, without a mode; but an env whose own choice is no image is asked for one."""
+    image = _own(env).render()
+    return _own(env).render("rgb_array") if image is None else image

@@ -42,6 +42,7 @@ class TimeStepFace(PoolFace):
 
     _api, _mode = "an env with TimeSteps", "next_step"
     _make_spec: MakeSpec  # makes a spec of the library's own
+    _own_specs: tuple[type, ...] = ()  # specs that are the library's own already
 
     def _learn(self) -> None:
         self.infos: dict[int, dict[str, Any]] = {}
@@ -62,7 +63,11 @@ class TimeStepFace(PoolFace):
         own = [specs for specs in found if specs is not None]
         for env_id, specs in enumerate(found):
             if specs is not None and specs != own[0]:
-                raise ValueError(f"env {env_id} has the specs {specs}, and the first has {own[0]}: they must be equal")
+                what = "action spec" if specs.action != own[0].action else "time_step_spec"
+                raise ValueError(
+                    f"All environments must have the same {what}: env {env_id} has the specs {specs}, and the first "
+                    f"has {own[0]}"
+                )
         derived = Specs(
             spec_of(self.pool.single_observation_space, make_spec, "observation"),
             spec_of(self.pool.single_action_space, make_spec, "action"),
@@ -73,6 +78,8 @@ class TimeStepFace(PoolFace):
             return derived
 
         def translated(leaf: Any) -> Any:
+            if isinstance(leaf, self._own_specs):
+                return leaf
             low, high = getattr(leaf, "minimum", None), getattr(leaf, "maximum", None)
             return make_spec(tuple(leaf.shape), np.dtype(leaf.dtype), low, high, getattr(leaf, "name", None) or "")
 

@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from gymnasium import Space, spaces
 
+from shoal.envs.guarded_pickles import dumps
 from shoal.envs.wrapper_layers import ForeignEnv
 from shoal.errors import BadEnv
 
@@ -107,35 +109,52 @@ class TimeStepEnv(ForeignEnv):
         self._one_action = is_leaf(self._action_spec)
         self._action_type = np.dtype(self._action_spec.dtype).type if self._one_action else None
         self._is_scalar = self._one_action and not tuple(self._action_spec.shape)
-        self.observation_space, self.action_space = space_of(env.observation_spec()), space_of(self._action_spec)
+        self.observation_space, self.action_space = self._spaces()
         self._casts = self._one_action and self.action_space.dtype != self._action_type  # spaces have no arrays of bool
-        reward = env.reward_spec() if callable(getattr(env, "reward_spec", None)) else None
+        self._check_rewards()
+        self.metadata = {"render_modes": ["rgb_array"]}
+        self.render_mode = "rgb_array"
+
+    def _spaces(self) -> tuple[Space[Any], Space[Any]]:
+        return space_of(self.env.observation_spec()), space_of(self._action_spec)
+
+    def _check_rewards(self) -> None:
+        reward = self.env.reward_spec() if callable(getattr(self.env, "reward_spec", None)) else None
         if reward is not None and not (is_leaf(reward) and tuple(reward.shape) == ()):
             raise BadEnv(
                 f"its reward_spec is {reward!r:.200}, and only rewards of one number can be stepped in batches"
             )
-        self.metadata = {"render_modes": ["rgb_array"]}
-        self.render_mode = "rgb_array"
+
+    def __reduce__(self) -> Any:
+        return _load, (type(self), dumps(self.__dict__))  # the env may have wrappers that need it
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode: its first observation, and an empty info."""
+        return self._restart(seed).observation, {}
+
+    def _restart(self, seed: int | None) -> Any:
+        """Begin an episode: its first TimeStep."""
         if seed is not None and callable(getattr(self.env, "seed", None)):
             with contextlib.suppress(NotImplementedError):  # TF-Agents raises it for envs that take no seed
                 self.env.seed(seed)
         result = self.env.reset()
         if not hasattr(result, "step_type"):
             raise TypeError(f"reset must return a TimeStep, such as restart(observation), got {result!r:.200}")
-        return result.observation, {}
+        return result
+
+    def _own_action(self, action: Any) -> Any:
+        """An action of the space as the spec has it."""
+        if self._is_scalar:
+            return self._action_type(action)  # type: ignore[misc]
+        if self._casts:
+            return action.astype(self._action_type)
+        return action if self._one_action else map_spec(_cast, self._action_spec, action)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, and turn its TimeStep into Gymnasium's five values."""
-        if self._is_scalar:
-            action = self._action_type(action)  # type: ignore[misc]
-        elif self._casts:
-            action = action.astype(self._action_type)
-        elif not self._one_action:
-            action = map_spec(_cast, self._action_spec, action)
-        result = self.env.step(action)
+        return self._five(self.env.step(self._own_action(action)))
+
+    def _five(self, result: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
             kind, reward, discount, observation = result  # both libraries have them in this order
             kind, discount = int(kind), 1.0 if discount is None else float(discount)
@@ -179,6 +198,12 @@ class TimeStepEnv(ForeignEnv):
             found.append(layer)
             layer = getattr(layer, "_env", None)
         return found
+
+
+def _load(kind: type[TimeStepEnv], state: bytes) -> Any:
+    env = object.__new__(kind)
+    env.__dict__.update(cloudpickle.loads(state))
+    return env
 
 
 def _cast(spec: Any, value: Any) -> Any:

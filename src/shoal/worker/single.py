@@ -95,12 +95,17 @@ class SingleStepper(Stepper):
         elif place.seeds is not None:
             observation, info = _checked(place.env.reset(seed=place.seeds[0]))
         else:
-            observation, info = _checked(place.env.reset())
+            observation, info = _checked(self._begin_next(place.env, lane))
         self.core.begin(lane, slot, observation, info, True)
         if self._resets or self._orders:
             self._forget_commands([lane])
         place.seeds = None
         self._during = "step"
+
+    def _begin_next(self, env: Any, lane: int) -> Any:
+        """Reset an env whose episode is over; one that begins its episodes in a step gets the action of its lane."""
+        begin_next = getattr(type(env), "begin_next", None)
+        return env.reset() if begin_next is None else begin_next(env, self._action(lane))
 
     def finish(self, lane: int, slot: int, observation: Any, info: dict[str, Any]) -> None:
         """End an episode and begin the next one at once: the last observation travels beside the first one."""
