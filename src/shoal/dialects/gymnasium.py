@@ -15,6 +15,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError
 from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.async_vector_env import AsyncVectorEnv as TheirAsync
+from gymnasium.vector.sync_vector_env import SyncVectorEnv as TheirSync
 from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
@@ -215,7 +217,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
         return infos
 
 
-class SyncVectorEnv(VectorEnv):
+# The drop-ins name Gymnasium's classes as direct bases, after ours: `isinstance` holds, and libraries that look at the
+# direct bases alone recognize them. Nothing of those classes runs, because ours has every method that they have.
+class SyncVectorEnv(VectorEnv, TheirSync):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
 
     def __init__(
@@ -232,7 +236,7 @@ class SyncVectorEnv(VectorEnv):
         self.envs = self.pool.local_envs
 
 
-class AsyncVectorEnv(VectorEnv):
+class AsyncVectorEnv(VectorEnv, TheirAsync):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.AsyncVectorEnv`: the envs live in worker processes, several to each.
 
     `shared_memory` and `daemon` are accepted and change nothing: all arrays are in shared memory, and envs may start

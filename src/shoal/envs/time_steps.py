@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from shoal.envs.seeding import generators_of, seed_generators
 from shoal.envs.wrapper_layers import ForeignEnv
 from shoal.errors import BadEnv
 
@@ -95,7 +96,8 @@ def _leaf_space(spec: Any) -> Space[Any]:
 class TimeStepEnv(ForeignEnv):
     """A dm_env environment or a PyEnvironment of TF-Agents as a Gymnasium env.
 
-    A seed for reset goes to the env's own `seed` method, if it has one.
+    A seed for reset goes to the env's own `seed` method, or, if it has none, to the generators of NumPy that the env or
+    its task keeps. If there are none of these either, its metadata say so: "takes_seeds" is False.
     """
 
     def __init__(self, env: Any):
@@ -114,18 +116,26 @@ class TimeStepEnv(ForeignEnv):
             raise BadEnv(
                 f"its reward_spec is {reward!r:.200}, and only rewards of one number can be stepped in batches"
             )
-        self.metadata = {"render_modes": ["rgb_array"]}
+        self.metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+        if not callable(getattr(env, "seed", None)) and not generators_of(env):
+            self.metadata["takes_seeds"] = False
         self.render_mode = "rgb_array"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode: its first observation, and an empty info."""
-        if seed is not None and callable(getattr(self.env, "seed", None)):
-            with contextlib.suppress(NotImplementedError):  # TF-Agents raises it for envs that take no seed
-                self.env.seed(seed)
+        if seed is not None:
+            self._seed(seed)
         result = self.env.reset()
         if not hasattr(result, "step_type"):
             raise TypeError(f"reset must return a TimeStep, such as restart(observation), got {result!r:.200}")
         return result.observation, {}
+
+    def _seed(self, seed: int) -> None:
+        if callable(getattr(self.env, "seed", None)):
+            with contextlib.suppress(NotImplementedError):  # TF-Agents raises it for envs that take no seed
+                self.env.seed(seed)
+        else:
+            seed_generators(self.env, seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, and turn its TimeStep into Gymnasium's five values."""
