@@ -190,7 +190,7 @@ def load(domain: str, task: str, random: Any = None, noisy: bool = False) -> Any
 
 
 def flat(observation: Any) -> Any:
-    return np.concatenate([np.ravel(part) for part in observation.values()])
+    return np.concatenate([np.ravel(observation[key]) for key in sorted(observation)])
 
 
 @pytest.mark.parametrize(
