@@ -72,8 +72,9 @@ def test_wrap_env_knows_it_and_steps_it_as_theirs(name: str, env_fn: Any, count:
         theirs.close()
 
 
-def test_a_training_has_the_same_returns(ladder: Any) -> None:
-    mine, their = (ladder.train("CartPole-v1", 1, who, 5) for who in ("ours", "theirs"))
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_a_training_has_the_same_returns(ladder: Any, kind: Any) -> None:
+    mine, their = (ladder.train("CartPole-v1", 1, kind, who, 5) for who in ("ours", "theirs"))
     assert mine.returns == their.returns
     assert len(mine.returns) > 10
 

@@ -19,7 +19,7 @@ from skrl.utils import set_seed
 from torch import nn
 
 import shoal
-from shoal.dialects.gymnasium import AsyncVectorEnv
+from shoal.dialects.gymnasium import AsyncVectorEnv, SyncVectorEnv
 
 NUM_ENVS, STEPS = 16, 128
 Kwargs = dict[str, Any]
@@ -117,10 +117,10 @@ def make_env(env_id: str) -> Any:
     return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(env_id))
 
 
-def train(env_id: str, rollouts: int, who: str, seed: int) -> Training:
-    """Train PPO."""
+def train(env_id: str, rollouts: int, ours: Any, who: str, seed: int) -> Training:
+    """Train PPO over this class of ours, or over Gymnasium's."""
     set_seed(seed)
-    kind = AsyncVectorEnv if who == OURS else gymnasium.vector.SyncVectorEnv
+    kind = ours if who == OURS else gymnasium.vector.SyncVectorEnv
     env = wrap_env(kind([functools.partial(make_env, env_id)] * NUM_ENVS), verbose=False)
     try:
         agent = PPOWithReturns(
@@ -146,6 +146,9 @@ def train_team(rollouts: int, count: int, who: str, seed: int, **options: Any) -
     set_seed(seed)
     env = wrap_env(shoal.make(make_team, count, api="agents", **options) if who == OURS else make_team(), verbose=False)
     names = env.possible_agents
+    # skrl wants these by agent even where they are empty.
+    kinds = ("learning_rate_scheduler", "observation_preprocessor", "state_preprocessor", "value_preprocessor")
+    empty = {f"{kind}_kwargs": {name: {} for name in names} for kind in kinds}
     try:
         agent = IPPOWithReturns(
             possible_agents=names,
@@ -154,7 +157,7 @@ def train_team(rollouts: int, count: int, who: str, seed: int, **options: Any) -
             observation_spaces=env.observation_spaces,
             action_spaces=env.action_spaces,
             device="cpu",
-            cfg=CONFIG,
+            cfg={**CONFIG, **empty},
         )
         return learn(env, agent, rollouts)
     finally:
@@ -162,11 +165,15 @@ def train_team(rollouts: int, count: int, who: str, seed: int, **options: Any) -
 
 
 if __name__ == "__main__":
-    names = {"theirs": "SyncVectorEnv", "ours": "shoal.dialects.gymnasium.AsyncVectorEnv"}
     team = {"theirs": "one env", "ours": 'shoal.make(..., 16, api="agents")'}
     cells = [
-        Cell("PPO", "CartPole-v1", **names, train=functools.partial(train, "CartPole-v1", 20)),
-        Cell("PPO", "HalfCheetah-v5", **names, train=functools.partial(train, "HalfCheetah-v5", 10)),
-        Cell("IPPO", "simple_spread_v3", **team, train=functools.partial(train_team, 5, NUM_ENVS), exact=False),
+        Cell(
+            *("PPO", env_id, "SyncVectorEnv", f"shoal.dialects.gymnasium.{ours.__name__}"),
+            train=functools.partial(train, env_id, rollouts, ours),
+        )
+        for env_id, rollouts, ours in [("CartPole-v1", 20, SyncVectorEnv), ("HalfCheetah-v5", 10, AsyncVectorEnv)]
     ]
+    cells.append(
+        Cell("IPPO", "simple_spread_v3", **team, train=functools.partial(train_team, 5, NUM_ENVS), exact=False)
+    )
     climb("skrl", ["skrl", "gymnasium", "torch", "mpe2", "pettingzoo"], cells)
