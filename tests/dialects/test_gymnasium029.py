@@ -51,7 +51,9 @@ def test_the_drop_ins_say_the_same(kind: Any, case: Any) -> None:
 
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_the_drop_ins_take_the_arguments_of_0_29(kind: Any) -> None:
-    found = {one.name: one.default for one in inspect.signature(kind).parameters.values() if one.kind != one.VAR_KEYWORD}
+    found = {
+        one.name: one.default for one in inspect.signature(kind).parameters.values() if one.kind != one.VAR_KEYWORD
+    }
     assert list(found.items()) == list(ARGUMENTS[kind].items())
 
 

@@ -155,6 +155,7 @@ def train_team(rollouts: int, count: int, who: str, seed: int, **options: Any) -
             models={name: models(env.observation_space(name), env.action_space(name)) for name in names},
             memories={name: RandomMemory(memory_size=STEPS, num_envs=env.num_envs, device="cpu") for name in names},
             observation_spaces=env.observation_spaces,
+            state_spaces=env.state_spaces,
             action_spaces=env.action_spaces,
             device="cpu",
             cfg={**CONFIG, **empty},

@@ -118,6 +118,13 @@ class AsyncVectorEnv(_OldAnswers, newer.AsyncVectorEnv):  # type: ignore[misc]
         **pool_options: Any,
     ):
         super().__init__(
-            env_fns, shared_memory, copy, context, daemon, worker, autoreset_mode=AutoresetMode.SAME_STEP, **pool_options
+            env_fns,
+            shared_memory,
+            copy,
+            context,
+            daemon,
+            worker,
+            autoreset_mode=AutoresetMode.SAME_STEP,
+            **pool_options,
         )
         self._take_spaces(observation_space, action_space)
