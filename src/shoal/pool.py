@@ -275,8 +275,8 @@ class Pool(EnvCommands):
         seeds = [self._first_seeds[lane] if one is None else one for one, lane in zip(seeds, ids.tolist(), strict=True)]
         if not self._takes_seeds and any(one is not None for one in seeds):
             self._takes_seeds = True  # said once
-            text = "seeds change nothing: the envs have no `seed` method, and neither they nor their tasks keep a generator"
-            warnings.warn(f"{text} of NumPy that could be seeded", UserWarning, stacklevel=caller_level())
+            text = "seeds change nothing: the envs have no `seed` method, and neither they nor their tasks keep one of"
+            warnings.warn(f"{text} NumPy's generators", UserWarning, stacklevel=caller_level())
         self._scheduler.reset(ids, seeds, spread_options(options, len(ids)), deadline)
         for lane in ids.tolist():
             self._first_seeds[lane] = None

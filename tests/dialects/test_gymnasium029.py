@@ -72,7 +72,7 @@ def test_spaces_that_are_given_must_be_those_of_the_envs(kind: Any, which: str) 
     with kind([CountEnv] * 2) as envs:
         right = getattr(envs, f"single_{which}")
     kind([CountEnv] * 2, **{which: right}).close()
-    with pytest.raises(RuntimeError, match="Some environments have an .* space different from"):
+    with pytest.raises(RuntimeError, match=r"Some environments have an .* space different from"):
         kind([CountEnv] * 2, **{which: spaces.Box(-3, 3, (7,), np.float32)})
 
 

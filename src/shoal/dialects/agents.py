@@ -8,11 +8,14 @@ Each is a dict {agent: array [num_envs, ...]} in the agent's own spaces. An agen
 `envs.present[agent]` says in which it is there. A trainer with one policy for all agents is faster with the lanes of
 `shoal.Pool` or `shoal.make`, where every agent of every env is one row.
 
-Where PettingZoo is installed, the class is a subclass of its `ParallelEnv`, so that trainers of such envs recognize it.
+Where PettingZoo is installed, it is one of its `ParallelEnv`s, too, so that trainers of such envs recognize it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,11 +32,6 @@ from shoal.spaces.leaves import assemble, get_path, read_actions
 from shoal.spaces.shared import SharedSpace
 from shoal.support.checks import check_ids
 
-try:
-    from pettingzoo.utils.env import ParallelEnv
-except ImportError:  # everything works without it
-    ParallelEnv = object
-
 __all__ = ["BatchedParallelEnv"]
 
 Array = npt.NDArray[Any]
@@ -41,7 +39,7 @@ ByAgent = dict[Any, Any]
 Step = tuple[ByAgent, ByAgent, ByAgent, ByAgent, ByAgent]
 
 
-class BatchedParallelEnv(PoolFace, ParallelEnv):  # type: ignore[misc]
+class BatchedParallelEnv(PoolFace):
     """Many parallel envs as one.
 
     Arrays are views of one batch of all agents if the agent's space allows it. The caller owns them, unless
@@ -64,6 +62,9 @@ class BatchedParallelEnv(PoolFace, ParallelEnv):  # type: ignore[misc]
     """
 
     _api, _partial = "agents", True
+
+    def __new__(cls, *_: Any, **__: Any) -> BatchedParallelEnv:
+        return super().__new__(_of_pettingzoo(cls))
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         if isinstance(env, Pool) or hasattr(env, "lane_names"):
@@ -226,6 +227,18 @@ class BatchedParallelEnv(PoolFace, ParallelEnv):  # type: ignore[misc]
     def _columns(self, values: Array) -> ByAgent:
         columns = values.reshape(-1, self.num_agents)
         return {agent: columns[:, lane] for agent, lane in self._lanes.items()}
+
+
+@functools.cache
+def _of_pettingzoo(kind: type[BatchedParallelEnv]) -> type[BatchedParallelEnv]:
+    """The class with PettingZoo's ParallelEnv as a further base, if it is installed. To import it takes a while: that
+    is done where an env is made, not where this module is imported."""
+    try:
+        parallel = importlib.import_module("pettingzoo.utils.env").ParallelEnv
+    except ImportError:
+        return kind
+    about = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    return types.new_class(kind.__name__, (kind, parallel), exec_body=lambda names: names.update(about))
 
 
 def _with_rows(shape: tuple[int, ...] | None, actions: Any, count: int) -> Any:

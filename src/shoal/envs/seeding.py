@@ -17,7 +17,7 @@ Generator = np.random.RandomState | np.random.Generator
 
 
 def generators_of(env: Any) -> list[Generator]:
-    """The generators that an env, the envs within it, and its task keep as attributes; each once, the outermost first."""
+    """The generators that an env, the envs within it, and its task keep as attributes; each once, outermost first."""
     found: dict[int, Generator] = {}
     for layer in _layers(env):
         for value in vars(layer).values():
