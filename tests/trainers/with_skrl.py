@@ -166,6 +166,7 @@ def train_team(rollouts: int, count: int, who: str, seed: int, **options: Any) -
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # networks this small gain nothing from more
     team = {"theirs": "one env", "ours": 'shoal.make(..., 16, api="agents")'}
     cells = [
         Cell(
