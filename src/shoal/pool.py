@@ -84,6 +84,7 @@ class Pool(EnvCommands):
         self.observation_space, self.action_space = self.specs.observation_space, self.specs.action_space
         self.order, self.copy, self.on_error = self.options.order, self.options.copy, self.options.on_error
         self.step_timeout = self.options.step_timeout
+        self._takes_seeds = bool((self.specs.metadata or {}).get("takes_seeds", True))
         if not (self.options.isolate or self.options.survives_envs):
             blocks = [list(worker.env_ids) for worker in self._workers]
             Review(self.data, partial(PoolStats.read, self._slab, self.plan.backend, self.batch_size, blocks))
@@ -324,6 +325,10 @@ class Pool(EnvCommands):
         ids = self._ids(env_ids)
         seeds = spread_seed(seed, ids)
         seeds = [self._first_seeds[lane] if one is None else one for one, lane in zip(seeds, ids.tolist(), strict=True)]
+        if not self._takes_seeds and any(one is not None for one in seeds):
+            self._takes_seeds = True  # said once
+            text = "seeds change nothing: the envs have no `seed` method, and neither they nor their tasks keep one of"
+            warnings.warn(f"{text} NumPy's generators", UserWarning, stacklevel=caller_level())
         self._scheduler.reset(ids, seeds, spread_options(options, len(ids)), deadline)
         for lane in ids.tolist():
             self._first_seeds[lane] = None

@@ -182,6 +182,29 @@ def test_training_with_one_line_changed_prints_the_same(tmp_path: Path, name: st
     assert run_script(tmp_path / "reinforce.py", source) == printed_by_gymnasium
 
 
+OLD_SCRIPT = Path(__file__).with_name("reinforce_029.py").read_text()
+OLD_LINE = "from gymnasium.vector import SyncVectorEnv\n"
+NEW_LINES = {
+    "SyncVectorEnv": "from shoal.dialects.gymnasium029 import SyncVectorEnv\n",
+    "AsyncVectorEnv": "from shoal.dialects.gymnasium029 import AsyncVectorEnv as SyncVectorEnv\n",
+    "shoal.make": """
+import functools
+
+import shoal
+
+SyncVectorEnv = functools.partial(shoal.make, api="gymnasium029", backend="processes", num_workers=2)
+""",
+}
+
+
+@pytest.mark.parametrize("name", NEW_LINES)
+def test_a_script_for_gymnasium_0_29_prints_what_it_printed_there(tmp_path: Path, name: str) -> None:
+    assert OLD_SCRIPT.count(OLD_LINE) == 1
+    printed = run_script(tmp_path / "reinforce.py", OLD_SCRIPT.replace(OLD_LINE, NEW_LINES[name]))
+    assert printed == Path(__file__).with_name("printed_029.txt").read_text()
+    assert printed.count("global_step=") > 40
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
 def test_a_script_without_a_main_guard(tmp_path: Path, start_method: str) -> None:
     """Its classes and its registered env are known to the workers, none of which runs it a second time."""

@@ -395,6 +395,17 @@ def test_drop_ins_take_the_same_arguments_in_the_same_places(name: str) -> None:
     assert [p.default for p in shared] == [p.default for p in theirs.values()]
 
 
+@pytest.mark.parametrize("ours", [SyncVectorEnv, AsyncVectorEnv])
+def test_drop_ins_are_instances_of_what_they_replace(ours: type[VectorEnv]) -> None:
+    """By direct bases, which is what some libraries look at; and nothing of theirs runs."""
+    theirs = getattr(gymnasium.vector, ours.__name__)
+    assert theirs in ours.__bases__
+    inherited = {name for name in vars(theirs) if getattr(ours, name, None) is vars(theirs)[name]}
+    assert {name for name in inherited if not name.startswith("_")} == set()
+    assert ours.__init__ is not theirs.__init__
+    assert ours.__del__ is not getattr(theirs, "__del__", None)
+
+
 def test_sync_envs_are_at_hand() -> None:
     envs = SyncVectorEnv([partial(CountEnv, length) for length in (2, 3)])
     assert [env.length for env in envs.envs] == [2, 3]

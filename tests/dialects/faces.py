@@ -76,6 +76,11 @@ class GymnasiumFace(Face):
         return [lambda: envs.call("pid"), lambda: envs.get_attr("value"), lambda: envs.set_attr("value", 1)]
 
 
+class OldGymnasiumFace(GymnasiumFace):
+    api = "gymnasium029"
+    autoreset = "same_step"
+
+
 class Sb3Face(Face):
     api = "sb3"
     autoreset = "same_step"
@@ -274,6 +279,7 @@ FACES: dict[str, Face] = (
     if find_spec("tf_agents")
     else {
         "gymnasium": GymnasiumFace(),
+        "gymnasium029": OldGymnasiumFace(),
         "sb3": Sb3Face(),
         "baselines": BaselinesFace(),
         "envpool": EnvPoolFace(),

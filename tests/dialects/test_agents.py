@@ -209,3 +209,45 @@ def test_envs_without_agents_are_refused() -> None:
         pool.reset()
     with pytest.raises(TypeError, match="lenght"):
         BatchedParallelEnv(Crowd, 2, lenght=5)
+
+
+class Whole(Unequal):
+    """Has a state, and renders."""
+
+    state_space = spaces.Box(-9, 9, (3,), np.float64)
+
+    def state(self) -> Any:
+        return np.full(3, len(self.agents), np.float64)
+
+    def render(self) -> str:
+        return "an image"
+
+
+def test_states_and_images_of_whole_envs(backend: str) -> None:
+    with make(Whole, backend) as envs:
+        envs.reset(seed=0)
+        assert envs.state_space == Whole.state_space
+        assert same(envs.state(), np.full((3, 3), 3.0))
+        assert envs.render() == ("an image",) * 3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_choices_may_be_a_column(count: int) -> None:
+    with make(Crowd, count=count) as one, make(Crowd, count=count) as other:
+        one.reset(seed=0)
+        other.reset(seed=0)
+        for turn in range(20):
+            rows = np.arange(count) % 5 if turn % 2 else np.full(count, turn % 5)
+            columns = rows[0] if count == 1 and turn % 3 else rows[:, None]
+            answers = one.step(dict.fromkeys(one.agents, rows)), other.step(dict.fromkeys(other.agents, columns))
+            assert all(same(*pair) for pair in zip(*(answer[:4] for answer in answers), strict=True))
+
+
+def test_it_is_a_parallel_env_of_pettingzoo() -> None:
+    parallel = pytest.importorskip("pettingzoo.utils.env").ParallelEnv
+    with make(Unequal) as envs:
+        assert isinstance(envs, parallel)
+        assert parallel in type(envs).__bases__
+        assert (envs.unwrapped, envs.num_agents, envs.max_num_agents) == (envs, 3, 3)
+        assert envs.observation_spaces == {name: envs.observation_space(name) for name in envs.agents}
+        assert envs.action_spaces == {name: envs.action_space(name) for name in envs.agents}

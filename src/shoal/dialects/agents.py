@@ -7,10 +7,15 @@
 Each is a dict {agent: array [num_envs, ...]} in the agent's own spaces. An agent may be absent from some envs:
 `envs.present[agent]` says in which it is there. A trainer with one policy for all agents is faster with the lanes of
 `shoal.Pool` or `shoal.make`, where every agent of every env is one row.
+
+Where PettingZoo is installed, it is one of its `ParallelEnv`s, too, so that trainers of such envs recognize it.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,11 +55,16 @@ class BatchedParallelEnv(PoolFace):
         pool: the pool, which has a lane for each agent of each env.
         num_envs: how many envs.
         agents, possible_agents: the names of all agents that an env may have.
+        observation_spaces, action_spaces: by agent, the spaces of one env.
+        state_space: of one env; only where the envs have one.
         present: by agent, bool [envs of the last answer], True if the agent is in the env.
         began: by agent, bool [envs of the last answer], True if its observation is the first of an episode.
     """
 
     _api, _partial = "agents", True
+
+    def __new__(cls, *_: Any, **__: Any) -> BatchedParallelEnv:
+        return super().__new__(_of_pettingzoo(cls))
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         if isinstance(env, Pool) or hasattr(env, "lane_names"):
@@ -71,26 +81,44 @@ class BatchedParallelEnv(PoolFace):
             raise BadEnv("these envs have no agents with names: use shoal.make without api, or shoal.Pool")
         self.possible_agents = self.agents
         self._lanes = {agent: lane for lane, agent in enumerate(self.agents)}
-        self.num_agents = self.max_num_agents = len(self.agents)
         self.num_envs = self.pool.num_envs // self.num_agents
         whole = self.pool.single_observation_space, self.pool.single_action_space
-        own = self.pool.apply(_own_spaces, env_ids=np.arange(self.num_agents))[0]
+        own, state_space = self.pool.apply(_own_spaces, env_ids=np.arange(self.num_agents))[0]
+        if state_space is not None:
+            self.state_space = state_space
         pairs = [whole] * self.num_agents if own is None else own
         self._observations = SharedSpace("observation", self.agents, [pair[0] for pair in pairs])
         self._actions = SharedSpace("action", self.agents, [pair[1] for pair in pairs])
+        self.observation_spaces: dict[Any, Space[Any]] = dict(zip(self.agents, self._observations.own, strict=True))
+        self.action_spaces: dict[Any, Space[Any]] = dict(zip(self.agents, self._actions.own, strict=True))
         # An action that is legal for every agent, for those that are left out.
         self._idle = [np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high) for leaf in self._actions.leaves]
         self._lives = np.zeros((self.num_envs, self.num_agents), np.bool_)  # agents that act in the next step
         self.present: ByAgent = {agent: np.zeros(self.num_envs, np.bool_) for agent in self.agents}
         self.began: ByAgent = dict(self.present)
 
+    @property
+    def num_agents(self) -> int:
+        """How many agents an env may have."""
+        return len(self.agents)
+
+    max_num_agents = num_agents
+
     def observation_space(self, agent: Any) -> Space[Any]:
         """Of one agent in one env."""
-        return self._observations.own[self._lanes[agent]]
+        return self.observation_spaces[agent]
 
     def action_space(self, agent: Any) -> Space[Any]:
         """Of one agent in one env."""
-        return self._actions.own[self._lanes[agent]]
+        return self.action_spaces[agent]
+
+    def state(self) -> Array:
+        """The state of each env as a whole, [num_envs, ...]. Raises what an env raises that has none."""
+        return np.stack(self.pool.call("state", env_ids=self._first_lanes()))
+
+    def render(self) -> tuple[Any, ...]:
+        """A frame of each env, as its render mode says."""
+        return tuple(self.pool.render(env_ids=self._first_lanes()))
 
     def reset(self, seed: Any = None, options: Any = None, env_ids: Any = None) -> tuple[ByAgent, ByAgent]:
         """Begin a new episode in these envs (None: all): observations and infos.
@@ -112,7 +140,8 @@ class BatchedParallelEnv(PoolFace):
 
         Args:
             actions: by agent, a batch of its action space with a row for each env. Rows where it is absent are ignored,
-                and an agent that is absent everywhere may be left out.
+                and an agent that is absent everywhere may be left out. Choices may be a column, [n, 1], and a single
+                env's action may come without the row, as trainers of single envs give it.
 
         Returns:
             arrays by agent; infos are dicts {env: info} of those that are not empty. Where an agent is absent, its rows
@@ -132,6 +161,9 @@ class BatchedParallelEnv(PoolFace):
 
     def _envs(self, env_ids: Any) -> Array:
         return np.arange(self.num_envs) if env_ids is None else check_ids(env_ids, self.num_envs)
+
+    def _first_lanes(self) -> Array:
+        return np.arange(self.num_envs) * self.num_agents
 
     def _lanes_of(self, env_ids: Any) -> Array | None:
         if env_ids is None:
@@ -162,7 +194,8 @@ class BatchedParallelEnv(PoolFace):
         for agent, lane in self._lanes.items():
             if agent in actions:
                 try:
-                    own = read_actions(self._actions.own_leaves[lane], actions[agent], envs, check="discrete")
+                    given = _with_rows(self._actions.own[lane].shape, actions[agent], len(envs))
+                    own = read_actions(self._actions.own_leaves[lane], given, envs, check="discrete")
                 except BadAction as error:
                     raise BadAction(f"agent {agent!r}: {error}") from error
                 self._actions.put_actions(lane, own, [array[:, lane] for array in joined])
@@ -196,8 +229,30 @@ class BatchedParallelEnv(PoolFace):
         return {agent: columns[:, lane] for agent, lane in self._lanes.items()}
 
 
-def _own_spaces(env: Any) -> list[tuple[Space[Any], Space[Any]]] | None:
-    """In the worker: the spaces of each agent of an env; None if they do not depend on the agent."""
+@functools.cache
+def _of_pettingzoo(kind: type[BatchedParallelEnv]) -> type[BatchedParallelEnv]:
+    """The class with PettingZoo's ParallelEnv as a further base, if it is installed. To import it takes a while: that
+    is done where an env is made, not where this module is imported."""
+    try:
+        parallel = importlib.import_module("pettingzoo.utils.env").ParallelEnv
+    except ImportError:
+        return kind
+    about = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+    return types.new_class(kind.__name__, (kind, parallel), exec_body=lambda names: names.update(about))
+
+
+def _with_rows(shape: tuple[int, ...] | None, actions: Any, count: int) -> Any:
+    """A batch of `count` actions of this shape, where it is a column of numbers or one action without its row."""
+    found = None if shape is None else np.shape(actions)
+    if shape == () and found == (count, 1):
+        return np.asarray(actions)[:, 0]
+    return np.asarray(actions)[None] if count == 1 and found is not None and found == shape else actions
+
+
+def _own_spaces(env: Any) -> tuple[list[tuple[Space[Any], Space[Any]]] | None, Space[Any] | None]:
+    """In the worker: the spaces of each agent of an env (None if they do not depend on the agent), and of its state."""
     if not (is_parallel_env(env) or is_aec_env(env)):
-        return None
-    return [(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents]
+        return None, None
+    state_space = getattr(env, "state_space", None)
+    own = [(env.observation_space(agent), env.action_space(agent)) for agent in env.possible_agents]
+    return own, state_space if isinstance(state_space, Space) else None

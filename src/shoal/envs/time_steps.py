@@ -26,6 +26,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from shoal.envs.guarded_pickles import dumps
+from shoal.envs.seeding import generators_of, seed_generators
 from shoal.envs.wrapper_layers import ForeignEnv
 from shoal.errors import BadEnv
 
@@ -97,7 +98,8 @@ def _leaf_space(spec: Any) -> Space[Any]:
 class TimeStepEnv(ForeignEnv):
     """A dm_env environment or a PyEnvironment of TF-Agents as a Gymnasium env.
 
-    A seed for reset goes to the env's own `seed` method, if it has one.
+    A seed for reset goes to the env's own `seed` method, or, if it has none, to the generators of NumPy that the env or
+    its task keeps. If there are none of these either, its metadata say so: "takes_seeds" is False.
     """
 
     def __init__(self, env: Any):
@@ -112,7 +114,9 @@ class TimeStepEnv(ForeignEnv):
         self.observation_space, self.action_space = self._spaces()
         self._casts = self._one_action and self.action_space.dtype != self._action_type  # spaces have no arrays of bool
         self._check_rewards()
-        self.metadata = {"render_modes": ["rgb_array"]}
+        self.metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}
+        if not callable(getattr(env, "seed", None)) and not generators_of(env):
+            self.metadata["takes_seeds"] = False
         self.render_mode = "rgb_array"
 
     def _spaces(self) -> tuple[Space[Any], Space[Any]]:
@@ -134,9 +138,8 @@ class TimeStepEnv(ForeignEnv):
 
     def _restart(self, seed: int | None) -> Any:
         """Begin an episode: its first TimeStep."""
-        if seed is not None and callable(getattr(self.env, "seed", None)):
-            with contextlib.suppress(NotImplementedError):  # TF-Agents raises it for envs that take no seed
-                self.env.seed(seed)
+        if seed is not None:
+            self._seed(seed)
         result = self.env.reset()
         if not hasattr(result, "step_type"):
             raise TypeError(f"reset must return a TimeStep, such as restart(observation), got {result!r:.200}")
@@ -149,6 +152,13 @@ class TimeStepEnv(ForeignEnv):
         if self._casts:
             return action.astype(self._action_type)
         return action if self._one_action else map_spec(_cast, self._action_spec, action)
+
+    def _seed(self, seed: int) -> None:
+        if callable(getattr(self.env, "seed", None)):
+            with contextlib.suppress(NotImplementedError):  # TF-Agents raises it for envs that take no seed
+                self.env.seed(seed)
+        else:
+            seed_generators(self.env, seed)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, and turn its TimeStep into Gymnasium's five values."""

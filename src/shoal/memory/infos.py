@@ -18,7 +18,7 @@ from shoal.memory.info_schema import NUMBERS, Schema, read_schemas
 from shoal.memory.slab import Slab
 from shoal.native import layout
 
-__all__ = ["InfoReader", "Infos", "stacked", "with_final"]
+__all__ = ["InfoReader", "Infos", "stacked", "stacked_numbers", "with_final"]
 
 Array = npt.NDArray[Any]
 AddInfo = Callable[[dict[str, Any], dict[str, Any], int], dict[str, Any]]
@@ -311,14 +311,23 @@ class Infos(dict[int, dict[str, Any]]):
             found[lane] = with_final(finals[lane], info) if lane in finals else info
         return found
 
-    def stacked(self, count: int, add: AddInfo) -> dict[str, Any] | None:
+    def stacked_numbers(self, count: int) -> dict[str, Any] | None:
         """As the function of this name, while nothing was looked at."""
         if self._parts is None:
             return None
         _, rows, recipe, lanes, notes, finals = self._parts
-        if recipe is not None and recipe.plain is not None and len(lanes) == count and not notes and not finals:
-            arrays: dict[str, Any] = recipe.arrays(rows)
-            return arrays
+        if recipe is None or recipe.plain is None or len(lanes) != count or notes or finals:
+            return None
+        arrays: dict[str, Any] = recipe.arrays(rows)
+        return arrays
+
+    def stacked(self, count: int, add: AddInfo) -> dict[str, Any] | None:
+        """As the function of this name, while nothing was looked at."""
+        if self._parts is None:
+            return None
+        numbers = self.stacked_numbers(count)
+        if numbers is not None:
+            return numbers
         groups = self.groups()
         if any(column.key.startswith("_") for group in groups for column in group.columns):
             return None  # a key that Gymnasium may take for the mask of another one
@@ -361,17 +370,19 @@ def stacked(infos: dict[int, dict[str, Any]], count: int, add: AddInfo) -> dict[
         add: Gymnasium's `_add_info`, which adds the info of one lane.
     """
     try:
-        return infos.stacked(count, add) if isinstance(infos, Infos) else _stacked_numbers(infos, count)
+        return infos.stacked(count, add) if isinstance(infos, Infos) else stacked_numbers(infos, count)
     except Exception:
         return None
 
 
-def _stacked_numbers(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | None:
-    """As `stacked`, for infos of plain numbers that travelled as notes.
+def stacked_numbers(infos: dict[int, dict[str, Any]], count: int) -> dict[str, Any] | None:
+    """As `stacked`, for infos of plain numbers, of which an array is the same in all versions of Gymnasium.
 
     Each lane must have an info, all with the same keys in one order, none of which has a meaning of its own to
-    Gymnasium, and a key's values must be of one type.
+    Gymnasium, and a key's values must be of one type. Else None.
     """
+    if isinstance(infos, Infos):
+        return infos.stacked_numbers(count)
     rows = [infos[lane] for lane in range(count)] if len(infos) == count else [{}]
     keys, found, mask = list(rows[0]), dict[str, Any](), np.ones(count, np.bool_)
     if not keys or any(list(row) != keys for row in rows):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Notify = Callable[[str], None]
 
@@ -18,10 +18,14 @@ def progress(total: float, timed: bool = False, shown: bool = True) -> Iterator[
 
     `total` is the number of moves; with `timed`, the seconds until the end.
     """
-    ends = (TimeElapsedColumn(),) if timed else (MofNCompleteColumn(), TimeRemainingColumn())
+    if not shown:  # a bar that is disabled prints an empty line, with older versions of rich
+        yield lambda text: None
+        return
+    count = TextColumn("{task.completed:.0f}/{task.total:.0f}")
+    ends = (TimeElapsedColumn(),) if timed else (count, TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *ends)
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4, disable=not shown) as bar:
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
         task = bar.add_task("starting", total=total)
         began, moves = time.monotonic(), 0
 
