@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,16 @@ class Restarts:
         """For the info of the lane's next answer."""
         loss = self.due[lane]
         return {"cause": loss.kind, "count": self.counts[lane], "culprit": loss.culprit, "message": loss.text}
+
+    def facts(self) -> dict[str, Any]:
+        """What a snapshot keeps of this, as plain data."""
+        due = [(lane, *astuple(loss)) for lane, loss in self.due.items()]
+        return {"seeds": list(self.seeds), "counts": list(self.counts), "due": due}
+
+    def resume(self, facts: dict[str, Any]) -> None:
+        """The counterpart of `facts`."""
+        self.seeds, self.counts = list(facts["seeds"]), list(facts["counts"])
+        self.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
 
 
 class Recycling:

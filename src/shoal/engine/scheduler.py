@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from shoal.engine.collector import Collector, concurrent_use
 from shoal.engine.commands import Arguments, Call, Commands
 from shoal.engine.lane_table import ActionWriter, HeldRequest, LaneTable
 from shoal.engine.recovery import Recovery
-from shoal.engine.restarts import Loss
 from shoal.engine.timeouts import Timeouts
 from shoal.envs.autoreset import RULES
 from shoal.errors import CallPending, CannotSnapshot, EnvError, NothingPending, ResetNeeded, ShoalError, StepTimeout
@@ -293,10 +291,10 @@ class Scheduler:
     def wait_any(self, least: int, deadline: Deadline) -> Ready:
         """Wait until so many lanes are done, and take all that are; none are waited for if `least` is 0."""
         self._core.arrive()
-        done = self._collector.done_in_order(self.table.count, self._fifo)
-        if len(done) < least:
-            return self._wait(least, None, deadline)
-        return self._wait(len(done), np.sort(done), deadline) if len(done) else Ready(done, 0, -1, {})
+        done = np.sort(self._collector.done_in_order(self.table.count, self._fifo))
+        if not len(done) and not least:
+            return Ready(done, 0, -1, {})
+        return self._wait(least, None, deadline) if len(done) < least else self._wait(len(done), done, deadline)
 
     def wait_for(self, ids: Ids, deadline: Deadline) -> Ready:
         """Wait for exactly these lanes, ascending."""
@@ -454,23 +452,17 @@ class Scheduler:
 
     def facts(self) -> dict[str, Any]:
         """What is known about the lanes, none of which is at work, as plain data."""
-        restarts = self._recovery.restarts
         return {
             "pending": self._busy.in_order(self.pending).tolist(),
             "must_reset": np.flatnonzero(self._must_reset).tolist(),
-            "seeds": list(restarts.seeds),
-            "counts": list(restarts.counts),
-            "due": [(lane, *astuple(loss)) for lane, loss in restarts.due.items()],
+            **self._recovery.restarts.facts(),
         }
 
     def resume(self, facts: dict[str, Any], notes: dict[int, Note], slot: int) -> None:
         """The counterpart of `facts`, for lanes that are all idle, with their last answers in this frame."""
         self.table.slot[:] = slot
-        self._note_must_reset(self.table.all_ids, False)
-        self._note_must_reset(facts["must_reset"], True)
-        restarts = self._recovery.restarts
-        restarts.seeds, restarts.counts = list(facts["seeds"]), list(facts["counts"])
-        restarts.due = {lane: Loss(*loss) for lane, *loss in facts["due"]}
+        self._note_must_reset(self.table.all_ids, np.isin(self.table.all_ids, facts["must_reset"]))
+        self._recovery.restarts.resume(facts)
         self._recovery.resumed(slot)
         self._recovery.look()
         for lane, note in notes.items():
