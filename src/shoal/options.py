@@ -68,6 +68,10 @@ class PoolOptions:
             or a pair (batched space, single space).
         check_actions: "all", or "discrete" to let Box actions out of their bounds pass, as Gymnasium does.
         infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
+        lenient: leave more to the envs, as the vector envs of other libraries do: a step may come before the first
+            reset and after an error, spaces may differ in their bounds, and actions for Boxes of integers are handed on
+            as they are given, floats included. These travel as messages then, which is slower. Envs that are stepped
+            as a batch are not left to themselves.
         check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
         start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
             process, which has threads by then.
@@ -98,6 +102,7 @@ class PoolOptions:
     observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
     check_actions: Literal["all", "discrete"] = "all"
     infos: Literal["all", "drop"] | Sequence[str] = "all"
+    lenient: bool = False
     check_nan: bool = False
     start_method: str = DEFAULT_START_METHOD
     start_timeout: float | None = None
@@ -115,7 +120,7 @@ class PoolOptions:
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
-        for name in ("copy", "flat_rows", "check_nan"):
+        for name in ("copy", "flat_rows", "lenient", "check_nan"):
             self._set(name, bool(getattr(self, name)))
         if isinstance(self.infos, str):
             check_choice("infos", self.infos, ("all", "drop"))

@@ -57,9 +57,11 @@ class Scheduler:
         self.table, self._busy, self._core, self._frames = table, table.busy, table.core, table.answers
         self._groups, self._window = table.groups, table.window
         self._user_resets, self._fifo, self._spin_ns = user_resets, options.order == "fifo", spin_ns
-        self._must_reset = np.ones(table.count, np.bool_)
-        self.some_must_reset = True
         workers = table.workers
+        # Whether an env must be reset first, and after an error.
+        self._strict = not options.lenient or workers.backend.batched
+        self._must_reset = np.full(table.count, self._strict)
+        self.some_must_reset = self._strict
         self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)
@@ -384,7 +386,7 @@ class Scheduler:
         lanes = self._groups.of(note.lane)
         if self._recovery.retry(lanes, note.error):
             return False
-        self._note_must_reset(lanes, True)
+        self._note_must_reset(lanes, self._strict)
         return True
 
     def start_call(self, ids: Ids, command: str, arguments: Arguments, deadline: Deadline = NEVER) -> Call:
