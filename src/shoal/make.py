@@ -19,6 +19,7 @@ _APIS = {
     "baselines": ("shoal.dialects.baselines", "BaselinesVecEnv"),
     "tf_agents": ("shoal.dialects.tf_agents", "PoolPyEnvironment"),
     "dm_env": ("shoal.dialects.dm_env", "BatchedEnvironment"),
+    "sample_factory": ("shoal.dialects.sample_factory", "BatchedEnv"),
     "agents": ("shoal.dialects.agents", "BatchedParallelEnv"),
 }
 
@@ -32,7 +33,8 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
         num_envs: how many. Leave it out if you pass a list.
         api: the API of the result: "gymnasium" (a `gymnasium.vector.VectorEnv`), "sb3" (a VecEnv of
             Stable-Baselines3), "baselines" (one of OpenAI Baselines), "tf_agents" (a batched PyEnvironment), "dm_env"
-            (batched TimeSteps, without TensorFlow) or "agents" (PettingZoo's parallel API, with a row for each env).
+            (batched TimeSteps, without TensorFlow), "sample_factory" (a batched env of Sample Factory) or "agents"
+            (PettingZoo's parallel API, with a row for each env).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:

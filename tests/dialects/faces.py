@@ -112,6 +112,18 @@ class BaselinesFace(Sb3Face):
     nothing_pending = NotSteppingError
 
 
+class SampleFactoryFace(Face):
+    api = "sample_factory"
+    autoreset = "same_step"
+    in_halves = False
+
+    def count(self, envs: Any) -> int:
+        return int(envs.num_agents)
+
+    def spaces(self, envs: Any) -> tuple[Any, Any]:
+        return _described(envs.observation_space), _described(envs.action_space)
+
+
 class EnvPoolFace(Face):
     begins_by_itself = True
 
@@ -278,6 +290,7 @@ FACES: dict[str, Face] = (
         "gymnasium": GymnasiumFace(),
         "sb3": Sb3Face(),
         "baselines": BaselinesFace(),
+        "sample_factory": SampleFactoryFace(),
         "envpool": EnvPoolFace(),
         "puffer": PufferFace(),
         "dm_env": DmEnvFace(),
