@@ -47,7 +47,7 @@ from shoal.wrappers import (
     RunningMeanStd,
     TransposeImage,
 )
-from shoal.wrappers.base import Rows
+from shoal.wrappers.base import Bound, Rows
 from shoal.wrappers.observations import transpose, transposed_space
 from shoal.wrappers.running import SETTINGS, data_of, read_statistics, write_statistics
 from shoal.wrappers.sb3_pickles import write_pickle
@@ -112,6 +112,19 @@ class _SB3Normalize(Normalize):
     def statistics(self) -> Any:  # type: ignore[override]
         """The class of the statistics."""
         return statistics_class()
+
+
+class _SB3Episodes(MonitorEpisodes):
+    """Sums up in the types of SB3's VecMonitor, so that returns are the same to the last bit."""
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        space = super().bind(bound)
+        self.episode_returns = np.zeros(bound.num_envs, np.float32)
+        self.episode_lengths = np.zeros(bound.num_envs, np.int32)
+        return space
+
+    def _sums(self, env_id: int) -> tuple[Any, Any]:
+        return self.episode_returns[env_id], self.episode_lengths[env_id]
 
 
 _BUFFERS = ("keys", "buf_obs", "buf_rews", "buf_dones", "buf_infos")
@@ -336,7 +349,7 @@ class VecMonitor(TransformWrapper):
         env_id = None
         if venv.has_attr("spec"):
             env_id = getattr(venv.get_attr("spec", [0])[0], "id", None)
-        super().__init__(venv, MonitorEpisodes(filename, info_keywords, env_id=env_id))
+        super().__init__(venv, _SB3Episodes(filename, info_keywords, env_id=env_id))
 
 
 class VecTransposeImage(TransformWrapper):
