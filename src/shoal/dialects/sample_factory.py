@@ -28,10 +28,15 @@ class BatchedEnv(PoolFace, gymnasium.Env[Any, Any]):  # type: ignore[misc]  # tw
 
     Args:
         env, num_envs, pool_options: as for `shoal.Pool`. Autoreset is always "same_step".
+
+    Attributes:
+        seed_step: env i gets the seed `seed * seed_step + i`. Sample Factory seeds its batches with 0, 1, 2 and so on;
+            with steps of their size they share no seed.
     """
 
     _api, _mode = "a batched env of Sample Factory", "same_step"
     is_multiagent = True
+    seed_step = 1
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         _mend_wrappers()
@@ -44,8 +49,9 @@ class BatchedEnv(PoolFace, gymnasium.Env[Any, Any]):  # type: ignore[misc]  # tw
         self.metadata, self.render_mode = specs.metadata, specs.render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs: their observations. Env i gets `seed + i`."""
-        return self.pool.reset(seed=seed, options=options).obs, {}
+        """Reset all envs: their observations."""
+        first = seed * self.seed_step if isinstance(seed, int) else seed
+        return self.pool.reset(seed=first, options=options).obs, {}
 
     def step(self, action: Any) -> Any:
         """Step all envs: observations, rewards, terminated, truncated, and no infos."""
@@ -86,4 +92,6 @@ def make_env(
     agents = getattr(cfg, "env_agents", None) or 1
     kwargs = {} if render_mode is None else {"render_mode": render_mode}
     kwargs |= pool_options.pop("env_kwargs", None) or {}
-    return BatchedEnv(full_env_name, agents, **{"backend": "serial", "env_kwargs": kwargs, **pool_options})
+    envs = BatchedEnv(full_env_name, agents, **{"backend": "serial", "env_kwargs": kwargs, **pool_options})
+    envs.seed_step = agents
+    return envs
