@@ -34,7 +34,7 @@ from shoal.memory.messages import BlockSummary, LaneGroup, StepperConfig
 from shoal.memory.slab import Layout, Slab
 from shoal.options import PoolOptions
 from shoal.planning.plan import Plan, contradiction, fixed_plan, measured_plan, spin_times, with_plan
-from shoal.spaces.leaves import array_leaves, flatten
+from shoal.spaces.leaves import array_leaves, flatten, loosened
 from shoal.support import processes
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import Deadline
@@ -62,6 +62,7 @@ class Shape:
     """What is settled about a pool once its envs are built."""
 
     specs: EnvSpecs
+    action_space: Space[Any]  # of one env, as the slab holds it
     lanes: int  # how many there are
     batch_size: int  # how many of them `recv` waits for
     window: int  # how many neighbours are always received together; 0 for any lanes
@@ -120,7 +121,7 @@ def build(
         undo.callback(slab.close)
         spin_pool, spin_workers = spin_times(plan)
         config = StepperConfig(
-            shape.specs.single_observation_space, shape.specs.single_action_space, shape.autoreset,
+            shape.specs.single_observation_space, shape.action_space, shape.autoreset,
             shape.batch_size < shape.lanes, spin_workers, options.check_nan, options.wanted_infos,
         )  # fmt: skip
         workers.attach(slab, config, deadline, patience)
@@ -217,7 +218,8 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
     lanes = workers.blocks[-1][1]
     groups = LaneGroups(workers.groups, options.replaces_envs)
     batch_size = settle_batch(groups, lanes, workers.backend.batched, plan, options)
-    specs = agree(summaries, lanes, options.observation_mode)
+    specs = agree(summaries, lanes, options.observation_mode, options.lenient)
+    loose = options.lenient and not workers.backend.batched and not workers.groups
     obs_leaves = flatten(specs.single_observation_space)
     if options.flat_rows:
         array_leaves("observation", specs.single_observation_space, "a flat row")
@@ -234,6 +236,7 @@ def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan
     sizes = {group.size if group.together else 1 for group in workers.groups} or {1}
     return Shape(
         specs=specs,
+        action_space=loosened(specs.single_action_space) if loose else specs.single_action_space,
         lanes=lanes,
         batch_size=batch_size,
         window=_window(options.order, batch_size, lanes),
@@ -260,8 +263,13 @@ def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
     return asked
 
 
-def agree(summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]]) -> EnvSpecs:
-    """Compare all envs' spaces with the first one's. Raises SpaceMismatch, which names the first that differs."""
+def agree(
+    summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]], lenient: bool
+) -> EnvSpecs:
+    """Compare all envs' spaces with the first one's. Raises SpaceMismatch, which names the first that differs.
+
+    `lenient` lets bounds differ, and takes those of the first env for all.
+    """
     pairs = [pair for summary in summaries for pair in _of_lanes(summary)]
     first_obs, first_action = pairs[0]
     if isinstance(mode, tuple) and len(mode) == 2:
@@ -277,7 +285,8 @@ def agree(summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Sp
     seen: set[tuple[int, int]] = set()  # spaces take long to compare, and most envs share them
     for env_id, (obs, action) in enumerate(pairs):
         if (id(obs), id(action)) not in seen:
-            _compare(env_id, obs, action, single, first_action, mode)
+            if not (lenient and _equivalent(obs, single) and _equivalent(action, first_action)):
+                _compare(env_id, obs, action, single, first_action, mode)
             seen.add((id(obs), id(action)))
     if mode == "different":
         batched = batch_differing_spaces([obs for obs, _ in pairs])
@@ -286,6 +295,13 @@ def agree(summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Sp
         single, batched, first_action, batch_space(first_action, num_envs),
         about.metadata, about.render_mode, about.spec, about.name,
     )  # fmt: skip
+
+
+def _equivalent(one: Space[Any], other: Space[Any]) -> bool:
+    try:
+        return one == other or bool(is_space_dtype_shape_equiv(one, other))
+    except NotImplementedError:  # spaces of the user's own
+        return False
 
 
 def _of_lanes(summary: BlockSummary) -> list[Any]:
@@ -344,7 +360,7 @@ def make_slab(workers: Workers, shape: Shape, options: PoolOptions) -> Slab:
     """The shared region for all lanes."""
     specs = shape.specs
     layout = Layout.plan(
-        flatten(specs.single_observation_space), flatten(specs.single_action_space), shape.lanes, shape.frames,
+        flatten(specs.single_observation_space), flatten(shape.action_space), shape.lanes, shape.frames,
         len(workers), finals=RULES[shape.autoreset].resets_at_once, absences=shape.absences, rows=options.flat_rows,
         infos=workers.backend.writes_infos and native.KIND == "native",
     )  # fmt: skip

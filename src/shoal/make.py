@@ -21,6 +21,7 @@ _APIS = {
     "tf_agents": ("shoal.dialects.tf_agents", "PoolPyEnvironment"),
     "dm_env": ("shoal.dialects.dm_env", "BatchedEnvironment"),
     "tianshou": ("shoal.dialects.tianshou", "PoolVectorEnv"),
+    "sample_factory": ("shoal.dialects.sample_factory", "BatchedEnv"),
     "agents": ("shoal.dialects.agents", "BatchedParallelEnv"),
     "torchrl": ("shoal.dialects.torchrl", "ShoalEnv"),
 }
@@ -36,8 +37,8 @@ def make(env: Any, num_envs: int | None = None, *, api: str = "gymnasium", **opt
         api: the API of the result: "gymnasium" (a `gymnasium.vector.VectorEnv`), "gymnasium029" (the same with the
             answers of Gymnasium 0.29), "sb3" (a VecEnv of Stable-Baselines3), "baselines" (one of OpenAI Baselines),
             "tf_agents" (a batched PyEnvironment), "dm_env" (batched TimeSteps, without TensorFlow), "tianshou" (one of
-            its vector envs), "torchrl" (an EnvBase of TorchRL) or "agents" (PettingZoo's parallel API, with a row for
-            each env).
+            its vector envs), "torchrl" (an EnvBase of TorchRL), "sample_factory" (a batched env of Sample Factory) or
+            "agents" (PettingZoo's parallel API, with a row for each env).
         **options: as for `shoal.Pool`: backend, num_workers, autoreset, copy, env_kwargs, ...
     """
     if api not in _APIS:

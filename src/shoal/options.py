@@ -73,7 +73,10 @@ class PoolOptions:
             "none" to leave all of them to the envs, as Gymnasium does.
         check_reset: which envs must be reset before they are stepped: "all" that were never reset, have raised or are
             over under autoreset="disabled"; "ended", the last of these only; or "none", to leave it to the envs.
+            Those that are stepped as a batch are always checked.
         infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
+        lenient: spaces may differ in their bounds, and actions for Boxes of integers are handed on as they are given,
+            floats included. These travel as messages then, which is slower. For envs that are stepped one by one.
         check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
         start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
             process, which has threads by then.
@@ -105,6 +108,7 @@ class PoolOptions:
     check_actions: Literal["all", "discrete", "none"] = "all"
     check_reset: Literal["all", "ended", "none"] = "all"
     infos: Literal["all", "drop"] | Sequence[str] = "all"
+    lenient: bool = False
     check_nan: bool = False
     start_method: str = DEFAULT_START_METHOD
     start_timeout: float | None = None
@@ -123,7 +127,7 @@ class PoolOptions:
         check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
-        for name in ("copy", "flat_rows", "check_nan"):
+        for name in ("copy", "flat_rows", "lenient", "check_nan"):
             if name != "copy" or self.copy != "lend":
                 self._set(name, bool(getattr(self, name)))
         if isinstance(self.infos, str):

@@ -34,6 +34,7 @@ class Face:
     closed: type[Exception] = shoal.PoolClosed  # raised after close
     nothing_pending: type[Exception] = shoal.NothingPending  # raised where no step was begun
     mismatch: type[Exception] = shoal.SpaceMismatch  # raised for envs that do not fit together
+    bounds_may_differ = False  # whether envs may have spaces of other bounds than the first one
     options: dict[str, Any] = {}
 
     def open(self, fns: Sequence[EnvFn], backend: str = "serial", **options: Any) -> Any:
@@ -85,6 +86,7 @@ class Sb3Face(Face):
     api = "sb3"
     autoreset = "same_step"
     lists_of_seeds = False
+    bounds_may_differ = True
 
     def spaces(self, envs: Any) -> tuple[Any, Any]:
         return _described(envs.observation_space), _described(envs.action_space)
@@ -113,6 +115,18 @@ class Sb3Face(Face):
 class BaselinesFace(Sb3Face):
     api = "baselines"
     nothing_pending = NotSteppingError
+
+
+class SampleFactoryFace(Face):
+    api = "sample_factory"
+    autoreset = "same_step"
+    in_halves = False
+
+    def count(self, envs: Any) -> int:
+        return int(envs.num_agents)
+
+    def spaces(self, envs: Any) -> tuple[Any, Any]:
+        return _described(envs.observation_space), _described(envs.action_space)
 
 
 class EnvPoolFace(Face):
@@ -282,6 +296,7 @@ FACES: dict[str, Face] = (
         "gymnasium029": OldGymnasiumFace(),
         "sb3": Sb3Face(),
         "baselines": BaselinesFace(),
+        "sample_factory": SampleFactoryFace(),
         "envpool": EnvPoolFace(),
         "puffer": PufferFace(),
         "dm_env": DmEnvFace(),

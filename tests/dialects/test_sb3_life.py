@@ -36,8 +36,9 @@ def test_reset_cancels_a_step(make: Callable[[list[EnvFn]], Any]) -> None:
     venv.step_async(zeros() + 1)
     venv.seed(20)
     assert venv.reset().tolist() == [[20, 0, 0], [21, 0, 0], [22, 0, 0]]
-    with pytest.raises(shoal.errors.NothingPending):
-        venv.step_wait()
+    if not isinstance(venv, face.DummyVecEnv):  # which steps when it is waited for, as SB3's does
+        with pytest.raises(shoal.errors.NothingPending):
+            venv.step_wait()
     assert venv.step(zeros())[1].tolist() == [1, 1, 1]
     venv.close()
 
@@ -45,7 +46,8 @@ def test_reset_cancels_a_step(make: Callable[[list[EnvFn]], Any]) -> None:
 def test_a_second_step_while_one_is_pending(venv: Any) -> None:
     venv.reset()
     venv.step_async(zeros())
-    for again in (venv.step_async, venv.step):
+    # A DummyVecEnv takes the last actions, as SB3's does.
+    for again in () if isinstance(venv, face.DummyVecEnv) else (venv.step_async, venv.step):
         with pytest.raises(shoal.ShoalError, match="step_wait"):
             again(zeros())
     assert venv.step_wait()[1].tolist() == [1, 1, 1]

@@ -102,7 +102,7 @@ def test_a_restart_goes_on_with_the_monitor_file(tmp_path: Path) -> None:
         vec_env_kwargs={"num_workers": 2, "on_error": "restart"},
     )  # fmt: skip
     made.reset()
-    made.set_attr("length", 3)
+    made.env_method("set_wrapper_attr", "length", 3)
     for _ in range(7):
         made.step(zeros(2))
     before = episodes(tmp_path)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import pickletools
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 pytest.importorskip("stable_baselines3", reason="these tests compare with Stable-Baselines3")
 
@@ -311,3 +313,43 @@ def test_unwrapping(of: Any) -> None:
         assert module.unwrap_vec_normalize(outer) is inner
         assert module.unwrap_vec_normalize(inner.venv) is None
         assert module.is_vecenv_wrapped(outer, sb3.VecNormalize)
+
+
+# ---- one file for both --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", [face, sb3], ids=["our file", "their file"])
+def test_theirs_reads_every_file(tmp_path: Path, kind: str, by: Any) -> None:
+    saved, path = made(by, kind), str(tmp_path / "vecnormalize.pkl")
+    saved.save(path)
+    loaded = sb3.VecNormalize.load(path, envs(sb3, KINDS[kind][0]))
+    assert type(loaded) is sb3.VecNormalize
+    assert_same_normalizer(loaded, saved)
+    assert_close(loaded.get_original_obs(), saved.get_original_obs())
+    assert loaded.observation_space == saved.observation_space
+    assert_close(learn(loaded, seed=3), learn(saved, seed=3))
+    loaded.save(path)
+    assert_same_normalizer(face.VecNormalize.load(path, envs(face, KINDS[kind][0])), loaded)
+
+
+class OwnSpace(spaces.Box):
+    """A space that no reader of files knows."""
+
+
+def test_a_file_for_a_space_of_the_users_own(tmp_path: Path) -> None:
+    fn = partial(SpaceEnv, SPACES["box"], OwnSpace(-1.0, 1.0, (2,), np.float32))
+    path = str(tmp_path / "file.pkl")
+    face.VecNormalize(face.DummyVecEnv([fn])).save(path)
+    for of in (face, sb3):
+        loaded = of.VecNormalize.load(path, of.DummyVecEnv([fn]))
+        assert isinstance(loaded.action_space, OwnSpace)
+        loaded.reset()
+
+
+def test_the_file_of_a_checkpoint_is_theirs(tmp_path: Path) -> None:
+    venv = made(face, "box")
+    venv.save(tmp_path / "new folder" / "file.pkl")
+    names = {name for _, name, _ in pickletools.genops((tmp_path / "new folder" / "file.pkl").read_bytes())}
+    assert "stable_baselines3.common.vec_env.vec_normalize VecNormalize" in names
+    assert not any("shoal" in str(name) for name in names)

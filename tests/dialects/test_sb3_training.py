@@ -257,3 +257,26 @@ def test_a_part_of_a_dict_normalized() -> None:
     venv = face.VecExtractDictObs(face.VecNormalize(face.DummyVecEnv([small(IMAGES)] * 2)), "speed")
     model_of(algorithms.A2C, "MlpPolicy", venv, n_steps=5).learn(40)
     venv.close()
+
+
+# ---- the first thing that people try ------------------------------------------------------------------------
+
+
+USES: dict[str, Any] = {
+    "algorithm": lambda envs, model: algorithms.PPO("MlpPolicy", envs),
+    "another env": lambda envs, model: model.set_env(envs),
+    "evaluation": lambda envs, model: evaluate_policy(model, envs),
+    "DummyVecEnv": lambda envs, model: sb3.DummyVecEnv([lambda: envs]),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_a_gymnasium_vector_env_is_refused_with_what_to_write(use: Any) -> None:
+    envs = shoal.make("CartPole-v1", 2, backend="serial")
+    right = shoal.make("CartPole-v1", 2, backend="serial", api="sb3")
+    model = model_of(algorithms.PPO, "MlpPolicy", right, **PPO).learn(32)
+    with pytest.raises(ValueError, match=r'shoal\.make\(\.\.\., api="sb3"\)'):
+        use(envs, model)
+    assert "sb3" not in repr(type(envs))
+    envs.close()
+    right.close()

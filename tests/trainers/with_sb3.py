@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO over its own best vector env and over Shoal's, on CartPole and HalfCheetah."""
+"""Stable-Baselines3's PPO and SAC over its own best vector env and over Shoal's, on CartPole and HalfCheetah."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium
 from ladder import OURS, Cell, Clock, Training, climb
-from stable_baselines3 import PPO
+from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -33,13 +33,33 @@ def make_env(env_id: str) -> Any:
     return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(env_id))
 
 
+def envs(env_id: str, who: str) -> Any:
+    """Return the envs of a side."""
+    return (sb3.SubprocVecEnv if who == OURS else DummyVecEnv)([functools.partial(make_env, env_id)] * NUM_ENVS)
+
+
 def train(env_id: str, rollouts: int, who: str, seed: int) -> Training:
     """Train PPO for some rollouts."""
-    vec_env = (sb3.SubprocVecEnv if who == OURS else DummyVecEnv)([functools.partial(make_env, env_id)] * NUM_ENVS)
+    vec_env = envs(env_id, who)
     try:
         model = PPO("MlpPolicy", vec_env, n_steps=STEPS, batch_size=512, n_epochs=4, seed=seed, device="cpu")
         returns, total = Returns(), rollouts * NUM_ENVS * STEPS
         model.learn(NUM_ENVS * STEPS, callback=returns)
+        with Clock() as clock:
+            model.learn(total, callback=returns, reset_num_timesteps=False)
+    finally:
+        vec_env.close()
+    return Training(returns.found, total, clock.seconds)
+
+
+def train_sac(env_id: str, steps: int, who: str, seed: int) -> Training:
+    """Train SAC for so many steps of each env: all wait for the updates, so that nothing depends on time."""
+    vec_env = envs(env_id, who)
+    try:
+        arguments = {"train_freq": 16, "gradient_steps": 1, "learning_starts": 1000, "buffer_size": 50_000}
+        model = SAC("MlpPolicy", vec_env, policy_kwargs={"net_arch": [64, 64]}, seed=seed, device="cpu", **arguments)
+        returns, total = Returns(), steps * NUM_ENVS
+        model.learn(NUM_ENVS, callback=returns)
         with Clock() as clock:
             model.learn(total, callback=returns, reset_num_timesteps=False)
     finally:
@@ -52,5 +72,6 @@ if __name__ == "__main__":
     cells = [
         Cell("PPO", "CartPole-v1", **names, train=functools.partial(train, "CartPole-v1", 20)),
         Cell("PPO", "HalfCheetah-v5", **names, train=functools.partial(train, "HalfCheetah-v5", 10)),
+        Cell("SAC", "HalfCheetah-v5", **names, train=functools.partial(train_sac, "HalfCheetah-v5", 1050)),
     ]
     climb("Stable-Baselines3", ["stable-baselines3", "gymnasium", "torch"], cells)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy as copying
 import multiprocessing
+import sys
 import time
+from abc import ABCMeta
 from collections.abc import Callable, Iterator, Sequence, Sized
 from operator import methodcaller
 from typing import Any
@@ -36,7 +38,18 @@ class WaitTimeout(StepTimeout, multiprocessing.TimeoutError):
     """A StepTimeout that is also of the type that Gymnasium raises."""
 
 
-class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace):
+class _Named(ABCMeta):
+    """Says in the error of Stable-Baselines3, which takes VecEnvs alone and quotes the type, what to write for it.
+
+    The two APIs share method names and differ in what these return, so that no object can be of both.
+    """
+
+    def __format__(cls, spec: str) -> str:
+        name = format(repr(cls), spec)
+        return f'{name} (for a VecEnv: shoal.make(..., api="sb3"))' if "stable_baselines3" in sys.modules else name
+
+
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace, metaclass=_Named):
     """A pool that speaks Gymnasium's vector API, with all of its backends.
 
     Args:

@@ -11,18 +11,31 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import multiprocessing
 import os
 import sys
 import uuid
 import warnings
 from abc import ABCMeta
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gymnasium import Space
+import numpy as np
+from gymnasium import Space, spaces
 
-from shoal.dialects.base import as_list, check_maker, make_one
-from shoal.dialects.vec_env import PoolVecEnv, TransformWrapper, VecEnv, VecEnvWrapper, VecExtractDictObs, check_vec_env
+from shoal.dialects.base import as_list, check_maker, in_turn, make_one
+from shoal.dialects.vec_env import (
+    Indices,
+    PoolVecEnv,
+    StepReturn,
+    TransformWrapper,
+    VecEnv,
+    VecEnvWrapper,
+    VecExtractDictObs,
+    check_vec_env,
+)
+from shoal.memory.answers import Ready
 from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
@@ -34,9 +47,10 @@ from shoal.wrappers import (
     RunningMeanStd,
     TransposeImage,
 )
-from shoal.wrappers.base import Rows
+from shoal.wrappers.base import Bound, Rows
 from shoal.wrappers.observations import transpose, transposed_space
-from shoal.wrappers.running import data_of, read_statistics, write_statistics
+from shoal.wrappers.running import SETTINGS, data_of, read_statistics, write_statistics
+from shoal.wrappers.sb3_pickles import write_pickle
 from shoal.wrappers.video import tile_images
 
 __all__ = [
@@ -60,6 +74,13 @@ def pass_for_sb3() -> None:
 
 
 VecEnv.when_made.append(pass_for_sb3)
+
+
+def __getattr__(name: str) -> Any:
+    """Hand out those of Stable-Baselines3's own classes that nothing of ours takes the place of."""
+    if name in ("CloudpickleWrapper", "StackedObservations"):
+        return getattr(importlib.import_module("stable_baselines3.common.vec_env"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @functools.cache
@@ -93,22 +114,106 @@ class _SB3Normalize(Normalize):
         return statistics_class()
 
 
+class _SB3Episodes(MonitorEpisodes):
+    """Sums up in the types of SB3's VecMonitor, so that returns are the same to the last bit."""
+
+    def bind(self, bound: Bound) -> Space[Any]:
+        space = super().bind(bound)
+        self.episode_returns = np.zeros(bound.num_envs, np.float32)
+        self.episode_lengths = np.zeros(bound.num_envs, np.int32)
+        return space
+
+    def _sums(self, env_id: int) -> tuple[Any, Any]:
+        return self.episode_returns[env_id], self.episode_lengths[env_id]
+
+
+_BUFFERS = ("keys", "buf_obs", "buf_rews", "buf_dones", "buf_infos")
+
+
 class DummyVecEnv(PoolVecEnv):
-    """Drop-in for SB3's: the envs live in this process, in `envs`, and are stepped one after another.
+    """Drop-in for SB3's: the envs live in this process, in `envs`, and are stepped one after another in `step_wait`.
 
     Args:
         env_fns: one function per env.
         pool_options: as for `shoal.Pool`.
+
+    Attributes:
+        actions: those of the last `step_async`.
+        keys, buf_obs, buf_rews, buf_dones, buf_infos: the last answers, as SB3's class keeps them, for subclasses with
+            a `step_wait` of their own. They are made when one is first asked for.
     """
+
+    actions: Any
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
         pool_options.setdefault("backend", "serial")
         super().__init__(as_list(env_fns), **pool_options)
         self.metadata = self.pool.specs.metadata
+        self._last_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+
+    def step_async(self, actions: Any) -> None:
+        self.actions = actions
+
+    def step_wait(self) -> StepReturn:
+        return self._step_now(self.actions)
+
+    step = VecEnv.step
+
+    def reset(self) -> Any:
+        obs = super().reset()
+        if "buf_obs" in self.__dict__:
+            self._keep_obs(obs)
+        return obs
+
+    def _result(self, ready: Ready) -> StepReturn:
+        result = obs, rewards, dones, self._last_infos = super()._result(ready)
+        if "buf_obs" in self.__dict__:
+            self._keep_obs(obs)
+            self.buf_rews[:], self.buf_dones[:] = rewards, dones
+            self.buf_infos[:] = copy.deepcopy(self._last_infos)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _BUFFERS or "_last_infos" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self._make_buffers()
+        return self.__dict__[name]
+
+    @in_turn
+    def _make_buffers(self) -> None:
+        space = self.observation_space
+        self.keys: list[Any] = [None]
+        if isinstance(space, spaces.Dict | spaces.Tuple):
+            self.keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(range(len(space.spaces)))
+        last = self.pool.last_answer()
+        parts = {None: last.obs} if self.keys == [None] else {key: last.obs[key] for key in self.keys}
+        self.buf_obs = OrderedDict((key, np.array(part)) for key, part in parts.items())
+        self.buf_rews = np.array(last.reward, np.float32)
+        self.buf_dones = np.array(last.terminated | last.truncated)
+        self.buf_infos = copy.deepcopy(self._last_infos)
+
+    def _keep_obs(self, obs: Any) -> None:
+        for key in self.keys:
+            self.buf_obs[key][:] = obs if key is None else obs[key]
+
+    def _save_obs(self, env_idx: int, obs: Any) -> None:
+        """Put an env's observation into the buffers."""
+        for key in self.keys:
+            self.buf_obs[key][env_idx] = obs if key is None else obs[key]
+
+    def _obs_from_buf(self) -> Any:
+        """A batch of the observations in the buffers."""
+        obs = copy.deepcopy(self.buf_obs)
+        if isinstance(self.observation_space, spaces.Tuple):
+            return tuple(obs.values())
+        return obs[None] if self.keys == [None] else dict(obs)
+
+    def _get_target_envs(self, indices: Indices) -> list[Any]:
+        return [self.envs[i] for i in self._get_indices(indices)]
 
 
 class SubprocVecEnv(PoolVecEnv):
-    """Drop-in for SB3's: the envs live in worker processes, several to each.
+    """Drop-in for SB3's: the envs live in worker processes, several to each. Rewards are float64, infos a tuple.
 
     Args:
         env_fns: one function per env.
@@ -117,8 +222,15 @@ class SubprocVecEnv(PoolVecEnv):
             caller steps some of the envs itself, which is faster and not isolated.
     """
 
+    _reward_type = np.float64
+
     def __init__(self, env_fns: Sequence[Callable[[], Any]], start_method: str | None = None, **pool_options: Any):
+        multiprocessing.get_context(start_method)  # refuses what it does not know, as in SB3
         super().__init__(as_list(env_fns), start_method=start_method, **{"backend": "processes", **pool_options})
+
+    def _result(self, ready: Ready) -> StepReturn:
+        obs, rewards, dones, infos = super()._result(ready)
+        return obs, rewards, dones, tuple(infos)
 
 
 class VecFrameStack(TransformWrapper):
@@ -136,7 +248,8 @@ class VecFrameStack(TransformWrapper):
 class VecNormalize(TransformWrapper):
     """Normalizes observations and rewards by running statistics; the arguments are those of `shoal.wrappers.Normalize`.
 
-    What `save` writes is data, and `load` runs no code; it reads what SB3's VecNormalize has saved as well.
+    `save` writes the same file as that of SB3, and either reads what the other one wrote. SB3's `load` unpickles the
+    file; ours runs no code of it.
     """
 
     def __init__(
@@ -166,6 +279,17 @@ class VecNormalize(TransformWrapper):
         new = cls.__new__(cls)
         TransformWrapper.__init__(new, venv, _SB3Normalize.load(load_path))
         return new
+
+    def save(self, save_path: str | os.PathLike[str]) -> None:
+        """Write settings and statistics to a file that SB3's VecNormalize.load reads too."""
+        transform: Any = self.transform
+        write_pickle(save_path, {
+            **{name: getattr(transform, name) for name in SETTINGS},
+            "obs_rms": data_of(transform.obs_rms), "ret_rms": data_of(transform.ret_rms),
+            "old_obs": transform.old_obs, "old_reward": np.array(transform.old_reward),
+            "observation_space": self.observation_space, "action_space": self.action_space,
+            "num_envs": self.num_envs, "render_mode": self.render_mode, "metadata": self.metadata,
+        })  # fmt: skip
 
     def save_running_average(self, path: str | os.PathLike[str]) -> None:
         """Write the statistics alone into a folder, as Stable-Baselines 2 did."""
@@ -225,7 +349,7 @@ class VecMonitor(TransformWrapper):
         env_id = None
         if venv.has_attr("spec"):
             env_id = getattr(venv.get_attr("spec", [0])[0], "id", None)
-        super().__init__(venv, MonitorEpisodes(filename, info_keywords, env_id=env_id))
+        super().__init__(venv, _SB3Episodes(filename, info_keywords, env_id=env_id))
 
 
 class VecTransposeImage(TransformWrapper):

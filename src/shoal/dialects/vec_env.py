@@ -12,7 +12,7 @@ import functools
 import inspect
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from shoal.envs import wrapper_layers
 from shoal.errors import BadCall, NothingPending
 from shoal.memory.answers import Ready
 from shoal.memory.messages import RESTART_INFO
+from shoal.spaces.leaves import batched
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
 from shoal.wrappers.observations import ExtractDictObs
 from shoal.wrappers.video import tile_images
@@ -192,17 +193,21 @@ class PoolVecEnv(PoolFace, VecEnv):
     """A pool as a VecEnv.
 
     Args:
-        env, num_envs, pool_options: as for `shoal.Pool`. Autoreset is always "same_step".
+        env, num_envs, pool_options: as for `shoal.Pool`. Autoreset is always "same_step"; a step may come
+            before the first reset and after an error, and `lenient` is the default.
     """
 
     _api, _mode = "a VecEnv", "same_step"
+    _reward_type: type = np.float32
     _already_stepping: type[Exception] = BadCall
     _not_stepping: type[Exception] = NothingPending
 
     def __init__(self, env: Any, num_envs: int | None = None, **pool_options: Any):
         self.waiting = False  # whether step_async was called, and step_wait was not
-        self._open(env, num_envs, pool_options)
-        self._bits = isinstance(self.action_space, spaces.MultiBinary)
+        self._open(env, num_envs, {"lenient": True, "check_reset": "none", **pool_options})
+        kinds = {spaces.MultiBinary: self._as_bits, spaces.Dict: self._as_batch, spaces.Tuple: self._as_batch}
+        found = [convert for kind, convert in kinds.items() if isinstance(self.action_space, kind)]
+        self._convert: Callable[[Any], Any] | None = found[0] if found else None
 
     def _learn(self) -> None:
         specs = self.pool.specs
@@ -224,16 +229,23 @@ class PoolVecEnv(PoolFace, VecEnv):
     def step(self, actions: Any) -> StepReturn:
         if self._splits_step(PoolVecEnv):
             return super().step(actions)
+        return self._step_now(actions)
+
+    def _step_now(self, actions: Any) -> StepReturn:
         with self.pool.turn:
             if self.waiting or self._late:
                 self._begin()
-            return self._result(self._exchange(self._as_bits(actions) if self._bits else actions))
+            return self._result(self._exchange(actions if self._convert is None else self._convert(actions)))
 
     @in_turn
     def step_async(self, actions: Any) -> None:
         self._begin()
-        self.pool.send(self._as_bits(actions) if self._bits else actions)
+        self.pool.send(actions if self._convert is None else self._convert(actions))
         self.waiting = True
+
+    def _as_batch(self, actions: Any) -> Any:
+        """Turn one action for each env, each a dict or a tuple, into a batch; a dict is one already."""
+        return actions if isinstance(actions, Mapping) else batched(self.action_space, actions)
 
     @staticmethod
     def _as_bits(actions: Any) -> Any:
@@ -268,21 +280,17 @@ class PoolVecEnv(PoolFace, VecEnv):
             self.reset_infos[env_id] = found
         for info, late in zip(infos, (truncated & ~terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = late
-        return obs, reward.astype(np.float32), dones, infos
+        return obs, reward.astype(self._reward_type), dones, infos
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         return self._apply(wrapper_layers.get_attr, indices, attr_name)
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        ids = sorted(set(self._ids(indices)))
-        if ids:
-            self.pool.set_attr(attr_name, [value] * len(ids), ids)
+        self._apply(wrapper_layers.set_attr, indices, attr_name, value)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any
     ) -> list[Any]:
-        if method_name in ("step", "reset", "close"):
-            raise BadCall(f"env_method: use the VecEnv's own {method_name}, which keeps the envs in step")
         return self._apply(wrapper_layers.call_method, indices, method_name, *method_args, **method_kwargs)
 
     def has_attr(self, attr_name: str) -> bool:

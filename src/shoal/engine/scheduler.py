@@ -55,10 +55,10 @@ class Scheduler:
         self.table, self._busy, self._core, self._frames = table, table.busy, table.core, table.answers
         self._groups, self._window = table.groups, table.window
         self._fifo, self._spin_ns = options.order == "fifo", spin_ns
-        self._user_resets = user_resets and options.check_reset != "none"
-        self._strict = options.check_reset == "all"  # whether what was never reset, or has raised, must be reset
+        workers, batched = table.workers, table.workers.backend.batched
+        self._user_resets = user_resets and (batched or options.check_reset != "none")
+        self._strict = batched or options.check_reset == "all"  # whether what was never reset, or raised, must be reset
         self._must_reset, self.some_must_reset = np.full(table.count, self._strict), self._strict
-        workers = table.workers
         self._prompt, self._inline = workers.backend.prompt(workers.inline), workers.inline is not None
         if workers.inline is not None and workers.inline.kernel is not None:
             self._core.use_kernel(workers.inline.kernel)

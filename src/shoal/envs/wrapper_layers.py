@@ -24,6 +24,11 @@ def has_attr(env: Any, name: str) -> bool:
     return True
 
 
+def set_attr(env: Any, name: str, value: Any) -> None:
+    """Set an attribute of the outermost layer; of an env of another library, its own."""
+    setattr(env.env if isinstance(env, ForeignEnv) else env, name, value)
+
+
 def call_method(env: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method of the outermost layer that has it."""
     return get_attr(env, name)(*args, **kwargs)

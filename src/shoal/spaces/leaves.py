@@ -121,6 +121,20 @@ def array_leaves(what: str, space: Space[Any], where: str) -> tuple[Leaf, ...]:
     return leaves
 
 
+class AsGiven(Space[Any]):
+    """Stands for a space whose values are handed on as they are, of whatever type: its leaf is an object."""
+
+
+def loosened(space: Space[Any]) -> Space[Any]:
+    """The space of actions that may be of another type than they say: Boxes of integers take anything."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({key: loosened(sub) for key, sub in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([loosened(sub) for sub in space.spaces])
+    whole = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind in "iu"
+    return AsGiven() if whole else space
+
+
 def row_layout(leaves: Sequence[Leaf]) -> tuple[list[int], int]:
     """Lay leaves out in a row like a C struct, each aligned for its type.
 
@@ -148,6 +162,12 @@ def _assemble(space: Space[Any], values: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Tuple):
         return tuple(_assemble(sub, values) for sub in space.spaces)
     return next(values)
+
+
+def batched(space: Space[Any], samples: Sequence[Any]) -> Any:
+    """One sample of the space for each env as a batch of actions. Raises BadAction where one lacks a part."""
+    parts = [[part_of(sample, leaf, "an action", BadAction) for sample in samples] for leaf in flatten(space)]
+    return assemble(space, parts)
 
 
 def get_path(value: Any, path: Path) -> Any:

@@ -231,15 +231,19 @@ class MonitorEpisodes(Transform):
         over = rows.ids[rows.done | ~rows.stepped]
         self.episode_returns[over] = self.episode_lengths[over] = 0
 
+    def _sums(self, env_id: int) -> tuple[Any, Any]:
+        """Return and length of the episode that has ended, as its summary says them."""
+        return round(float(self.episode_returns[env_id]), 6), int(self.episode_lengths[env_id])
+
     def _summary(self, env_id: int, info: dict[str, Any]) -> dict[str, Any]:
-        total, length = float(self.episode_returns[env_id]), int(self.episode_lengths[env_id])
-        episode = {"r": round(total, 6), "l": length, "t": round(time.time() - self.t_start, 6)}
+        total, length = self._sums(env_id)
+        episode = {"r": total, "l": length, "t": round(time.time() - self.t_start, 6)}
         for key in self.info_keywords:
             if key not in info:
                 raise KeyError(f"info_keywords: the last info of env {env_id} has no {key!r}, only {sorted(info)}")
             episode[key] = info[key]
-        self.last_returns.append(total)
-        self.last_lengths.append(length)
+        self.last_returns.append(float(self.episode_returns[env_id]))
+        self.last_lengths.append(int(length))
         self.episode_count += 1
         if self.results_writer is not None:
             self.results_writer.write_row(episode)

@@ -1,4 +1,4 @@
-"""Reads the pickle of Stable-Baselines' VecNormalize, without running it and without Stable-Baselines.
+"""Reads and writes the pickle of Stable-Baselines' VecNormalize, without running it and without Stable-Baselines.
 
 Of a pickle's names, none but those of this module are ever called. numpy's own are not: its types and arrays take over
 whatever state a pickle gives them, addresses of objects included. Python's slow unpickler reads it, as the quick one
@@ -8,15 +8,19 @@ lets a file of ten bytes take gigabytes.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from shoal.errors import DataError
 from shoal.state.sizes import check_content, check_key, count_parts
+from shoal.support.files import replacing
 
 PLAIN = re.compile(r"[<>=|]?[biufc](1|2|4|8|16)")  # types of numbers and truth values, as pickles name them
 
@@ -195,3 +199,66 @@ for _code, _keys in (
     (pickle.FROZENSET[0], lambda stack: stack),
 ):
     _Unpickler.dispatch[_code] = _checking_keys(_Unpickler.dispatch[_code], _keys)
+
+
+# ---- writing -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Instance:
+    """What becomes an object of this class, which need not be installed, with this state."""
+
+    module: str
+    name: str
+    state: dict[str, Any]
+
+
+class _Pickler(pickle._Pickler):
+    """Writes instances of classes by their names alone."""
+
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
+    write: Callable[[bytes], None]
+    save: Callable[[Any], None]
+    memoize: Callable[[Any], None]
+
+    def _instance(self, obj: _Instance) -> None:
+        self.write(pickle.GLOBAL + f"{obj.module}\n{obj.name}\n".encode() + pickle.EMPTY_TUPLE + pickle.NEWOBJ)
+        self.memoize(obj)
+        self.save(obj.state)
+        self.write(pickle.BUILD)
+
+
+_Pickler.dispatch[_Instance] = _Pickler._instance
+_THEIRS = "stable_baselines3.common"
+
+
+def write_pickle(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Write the attributes of a VecNormalize as Stable-Baselines3 does; statistics are given as data.
+
+    What `read_pickle` would refuse, such as a space of the user's own class, is left out: a VecNormalize of
+    Stable-Baselines3 asks its envs for it then.
+    """
+    state = {name: value for name, value in content.items() if value is not None or name == "norm_obs_keys"}
+    for name in ("old_obs", "observation_space", "action_space", "metadata", "render_mode"):
+        if name in state and not _is_plain(state[name]):
+            del state[name]
+    for name in {"obs_rms", "ret_rms"} & set(state):
+        state[name] = _as_theirs(state[name])
+    target = Path(path).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as file:
+        _Pickler(file, 4).dump(_Instance(f"{_THEIRS}.vec_env.vec_normalize", "VecNormalize", state))
+
+
+def _as_theirs(data: Any) -> Any:
+    if isinstance(data.get("count"), float):
+        return _Instance(f"{_THEIRS}.running_mean_std", "RunningMeanStd", data)
+    return {key: _as_theirs(part) for key, part in data.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        _Unpickler(io.BytesIO(pickle.dumps(value, 4))).load()
+    except Exception:  # whatever an object of the user's raises while it is pickled
+        return False
+    return True
