@@ -173,7 +173,7 @@ class _Vectorized(PoolFace):
 
     def _teachers(self, env_ids: Array, told: Mapping[int, dict[str, Any]]) -> Array:
         """The actions that envs would have taken; zeros where they do not say."""
-        found = np.zeros((len(env_ids), *self.single_action_space.shape), self._teacher_type)
+        found = np.zeros((len(env_ids), *(self.single_action_space.shape or ())), self._teacher_type)
         if told:
             for row, lane in enumerate(env_ids.tolist()):
                 if TEACHER in told.get(lane, ()):
