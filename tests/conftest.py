@@ -23,6 +23,8 @@ from shoal.backends import launch
 # Gymnasium than the other tests: `make test-tf` runs these files, in an environment of its own. JAX is not for
 # Python 3.10.
 NEEDS = {
+    "dialects/test_puffer_theirs.py": ["pufferlib"],
+    "dialects/test_puffer_trains.py": ["pufferlib"],
     "dialects/test_tf_agents.py": ["tf_agents"],
     "dialects/test_tf_agents_same.py": ["tf_agents"],
     "envs/test_quick_time_steps.py": ["tf_agents"],
@@ -59,6 +61,8 @@ launch.PRELOAD += [
 if importlib.util.find_spec("tf_agents"):
     os.environ["TF_USE_LEGACY_KERAS"] = "1"  # before TensorFlow is imported: TF-Agents is written for Keras 2
     launch.PRELOAD.append("tf_agents.environments")
+if importlib.util.find_spec("pufferlib"):
+    launch.PRELOAD.append("pufferlib.vector")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -711,7 +711,7 @@ def test_agents_of_pufferlibs_envs(zero_copy: bool) -> None:
             envs.send(np.zeros(4, int))
         assert (steps > 2).all()
         assert {"score": 1} in infos
-        assert rewards.dtype == np.float64
+        assert rewards.dtype == np.float32
         assert terminals.dtype == np.bool_
 
 

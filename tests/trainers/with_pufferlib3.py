@@ -1,0 +1,9 @@
+"""PuffeRL of PufferLib 3.0.0 over its own best vectorizer and over Shoal's, on CartPole and HalfCheetah."""
+
+from __future__ import annotations
+
+from ladder import climb
+from puffer_cells import cells
+
+if __name__ == "__main__":
+    climb("PufferLib 3.0.0", ["pufferlib", "gymnasium", "torch"], cells())
