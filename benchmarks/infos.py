@@ -2,7 +2,8 @@
 
 - cheetah, bare: steps/s of 16 HalfCheetahs, with the infos that MuJoCo's envs return at each step and with none;
   Gymnasium's and Stable-Baselines3's vector envs against Shoal by `shoal.make`, in both APIs
-- added: microseconds that five numbers add to a step of 64 envs of no work
+- added: microseconds that five numbers add to a step of 64 envs of no work, which make them in any case and return
+  them or not
 
 python benchmarks/infos.py --parts cheetah bare added
 """
@@ -31,6 +32,7 @@ CHEETAHS, WORKLESS = 16, 64
 SYNC = "Gymnasium Sync"
 PARTS = {"cheetah": "HalfCheetah-v5", "bare": "envs:bare_cheetah"}
 BACKENDS = ("serial", "processes", "hybrid", "auto")
+KINDS = (envs.KeptInfos, envs.FiveInfos)
 CHUNK = 200  # steps in a run of `added`
 VECTOR_ENVS: dict[str, Callable[[Any], Any]] = {
     SYNC: lambda kind: gymnasium.vector.SyncVectorEnv([kind] * WORKLESS),
@@ -61,7 +63,7 @@ def over_sync(result: Result) -> dict[str, dict[str, float]]:
 
 def added(how: Settings, notify: Callable[[str], None]) -> dict[str, Any]:
     """Return the microseconds of a step with infos and without, and of what they add, round by round."""
-    made = {(name, kind): make(kind) for name, make in VECTOR_ENVS.items() for kind in (envs.NoWork, envs.FiveInfos)}
+    made = {(name, kind): make(kind) for name, make in VECTOR_ENVS.items() for kind in KINDS}
     actions = np.zeros(WORKLESS, np.int64)
     micros: dict[Any, list[float]] = {key: [] for key in made}
     try:
@@ -69,7 +71,7 @@ def added(how: Settings, notify: Callable[[str], None]) -> dict[str, Any]:
             one.reset(seed=0)
             _step(one, actions)  # so that caches are filled, and the keys of infos known
         for _, name in common.in_turns(list(VECTOR_ENVS), how.rounds, how.limit):
-            for kind in (envs.NoWork, envs.FiveInfos):
+            for kind in KINDS:
                 notify(f"{WORKLESS} envs of no work: {name}, {kind.__name__}")
                 micros[name, kind].append(_step(made[name, kind], actions))
     finally:
@@ -77,7 +79,7 @@ def added(how: Settings, notify: Callable[[str], None]) -> dict[str, Any]:
             one.close()
     found = {}
     for name in VECTOR_ENVS:
-        without, with_infos = micros[name, envs.NoWork], micros[name, envs.FiveInfos]
+        without, with_infos = (micros[name, kind] for kind in KINDS)
         more = [b - a for a, b in zip(without, with_infos, strict=True)]
         columns = {"without": without, "with": with_infos, "added": more}
         found[name] = {column: common.quartiles(values) for column, values in columns.items()}

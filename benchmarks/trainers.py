@@ -1,7 +1,8 @@
 """Whole trainings: PPO of Stable-Baselines3 and a single-file PPO, over their own vector envs and over Shoal's `auto`.
 
 CartPole-v1 and HalfCheetah-v5, 16 envs each; steps/s of the whole training, policy and updates included. Everybody
-trains in turns, with the same seeds, threads and steps in a round. `python benchmarks/trainers.py --only sb3` for one.
+trains in turns, with the same seeds, threads and steps in a round. `python benchmarks/trainers.py --only sb3` for one,
+`--threads 1` to leave the cores to the envs.
 """
 
 from __future__ import annotations
@@ -240,6 +241,7 @@ def main() -> None:
     common.quick_option(parser)
     parser.add_argument("--only", nargs="+", choices=list(TRAINERS), metavar="TRAINER", help=", ".join(TRAINERS))
     parser.add_argument("--envs", nargs="+", choices=list(ENVS), default=list(ENVS))
+    parser.add_argument("--threads", type=int, help="of torch, for everybody; torch's own default is one for each core")
     parser.add_argument("--steps", type=int, help="of each training, in place of its own number")
     options = parser.parse_args()
     trainers = options.only or list(TRAINERS)
@@ -247,6 +249,10 @@ def main() -> None:
     missing = [name for name in needed if not installed(name)]
     if missing:
         parser.error(f"needs {', '.join(missing)}: pip install '.[peers]'")
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
     chosen = [(trainer, ENVS[name]) for trainer in trainers for name in options.envs]
     with progress(len(chosen) * options.rounds * 3) as notify:
         cells = [cell(trainer, work, options, notify) for trainer, work in chosen]
