@@ -690,7 +690,13 @@ def test_serial_inside_of_multiprocessing() -> None:
 @pytest.mark.parametrize("zero_copy", [True, False])
 def test_agents_of_pufferlibs_envs(zero_copy: bool) -> None:
     with puffer.make(
-        RowsEnv, num_envs=4, num_workers=2, batch_size=2, zero_copy=zero_copy, backend=puffer.Multiprocessing
+        RowsEnv,
+        num_envs=4,
+        num_workers=2,
+        batch_size=2,
+        zero_copy=zero_copy,
+        sync_traj=False,
+        backend=puffer.Multiprocessing,
     ) as envs:
         assert (envs.num_envs, envs.num_agents, envs.agents_per_batch) == (4, 8, 4)
         assert isinstance(envs.driver_env, RowsEnv)
@@ -698,7 +704,7 @@ def test_agents_of_pufferlibs_envs(zero_copy: bool) -> None:
         envs.async_reset(seed=0)
         steps, infos = np.zeros(8, int), []
         for _ in range(40):
-            obs, rewards, terminals, truncations, some, agents, masks = envs.recv()
+            obs, rewards, terminals, truncations, *_, some, agents, masks = envs.recv()
             assert obs.shape == (4, 3)
             pairs = agents.reshape(2, 2)
             assert (pairs[:, 0] % 2 == 0).all()

@@ -28,7 +28,7 @@ def test_a_loop_of_recv_and_send(vectorize: Any) -> None:
         assert envs.action_space.shape == (4,)
         envs.async_reset(seed=7)
         for turn in range(1, 9):
-            obs, rewards, terminals, truncations, infos, env_ids, masks = envs.recv()
+            obs, rewards, terminals, truncations, *_, infos, env_ids, masks = envs.recv()
             assert env_ids.tolist() == [0, 1, 2, 3]
             assert masks.all()
             assert infos == []
@@ -51,7 +51,7 @@ def test_truncations_are_not_lost_and_seeds_differ() -> None:
 
 
 def test_surplus_envs_give_batches_of_those_that_are_ready() -> None:
-    with Multiprocessing(CountEnv, num_envs=7, num_workers=3, batch_size=3, overwork=True) as envs:
+    with Multiprocessing(CountEnv, num_envs=7, num_workers=3, batch_size=3, overwork=True, sync_traj=False) as envs:
         assert (envs.num_agents, envs.agents_per_batch, envs.num_workers) == (7, 3, 3)
         envs.async_reset(seed=0)
         seen: set[int] = set()
@@ -62,12 +62,12 @@ def test_surplus_envs_give_batches_of_those_that_are_ready() -> None:
             envs.send(np.ones(3, int))
 
 
-def test_strictly_in_turn_where_asked_for() -> None:
-    with Multi(CountEnv, num_envs=4, batch_size=2, sync_traj=True) as envs:
+def test_batches_come_strictly_in_turn() -> None:
+    with Multi(CountEnv, num_envs=4, batch_size=2) as envs:
         envs.async_reset(seed=0)
         for _ in range(4):
             for half in ([0, 1], [2, 3]):
-                assert envs.recv()[5].tolist() == half
+                assert envs.recv()[-2].tolist() == half
                 envs.send(np.zeros(2, int))
 
 
@@ -189,3 +189,21 @@ def test_profiling_and_configuration() -> None:
     assert profile_vectorization(vec_env) > 0
     assert vec_env.num_envs // vec_env.num_workers == 8
     vec_env.close()
+
+
+def test_envs_that_pufferlib_would_not_take_can_be_drivers() -> None:
+    """Policies of PufferLib's read spaces, agents and `emulated` of the driver, whatever kind of env it is."""
+    for backend in (Serial, Multi):
+        with backend(CountEnv, num_envs=2) as envs:
+            driver = envs.driver_env
+            assert isinstance(driver, CountEnv)
+            assert driver.single_observation_space == envs.single_observation_space
+            assert driver.single_action_space == envs.single_action_space
+            assert (driver.num_agents, driver.emulated, envs.emulated) == (1, False, False)
+
+
+def test_batches_of_some_envs_have_their_own_spaces() -> None:
+    with Multi(CountEnv, num_envs=4, batch_size=2) as envs:
+        assert (envs.num_envs, envs.num_environments, envs.num_agents) == (2, 4, 4)
+        assert envs.action_space.shape == (2,)
+        assert envs.observation_space.shape == (2, 3)

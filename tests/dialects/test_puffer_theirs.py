@@ -51,7 +51,9 @@ def test_serial_is_as_theirs(creator: Any, num_envs: int) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_is_as_their_serial(creator: Any, backend: str) -> None:
+@pytest.mark.parametrize("name", ["stats", "told", "nested", "team", "native"])
+def test_every_backend_is_as_their_serial(name: str, backend: str) -> None:
+    creator = CREATORS[name]
     theirs = pufferlib.vector.make(creator, backend=pufferlib.vector.Serial, num_envs=4)
     workers = {} if backend in ("serial", "auto") else {"num_workers": 3, "overwork": True}
     with puffer.Multiprocessing(creator, num_envs=4, backend=backend, **workers) as ours:
@@ -88,7 +90,8 @@ def test_multiprocessing_is_as_theirs(name: str, num_envs: int, options: dict[st
 def test_reset_and_step_are_as_theirs(name: str) -> None:
     theirs = pufferlib.vector.make(kit.solo, backend=name, num_envs=2)
     with puffer.make(kit.solo, backend=name, num_envs=2) as ours:
-        for _ in range(2):  # without a seed, theirs takes 42
+        # Without a seed, theirs takes 42. Its processes hang in a second reset after infos.
+        for _ in range(2 if name == "Serial" else 1):
             expected, infos = theirs.reset()
             found, our_infos = ours.reset()
             np.testing.assert_array_equal(expected, found)

@@ -44,15 +44,18 @@ def make_env(env_id: str, buf: Any = None, seed: int = 0) -> Any:
     return pufferlib.emulation.GymnasiumPufferEnv(env=env, buf=buf, seed=seed)
 
 
-def train(env_id: str, vec: dict[str, Any], rollouts: int, who: str, seed: int) -> Training:
+def train(env_id: str, vec: dict[str, Any], rollouts: int, who: str, seed: int, use_rnn: bool = False) -> Training:
     """Train for some rollouts."""
     make = puffer.make if who == OURS else pufferlib.vector.make
     vecenv: Any = make(functools.partial(make_env, env_id), num_envs=NUM_ENVS, **vec)
     torch.manual_seed(seed)
     policy = pufferlib.models.Default(vecenv.driver_env, hidden_size=64)
+    if use_rnn:
+        policy = pufferlib.models.LSTMWrapper(vecenv.driver_env, policy, input_size=64, hidden_size=64)
     steps = NUM_ENVS * HORIZON
     with tempfile.TemporaryDirectory() as folder:
         config = {**CONFIG, "seed": seed, "data_dir": folder, "total_timesteps": (rollouts + 1) * steps}
+        config["use_rnn"] = use_rnn
         trainer = Quiet(config, vecenv, policy)
         returns: list[float] = []
         try:

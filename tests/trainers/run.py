@@ -1,7 +1,8 @@
 """Climb the trainers' ladder: make an environment for each library, run its script, and write `docs/trainers.md`.
 
 `python tests/trainers/run.py [sb3 tianshou ...]` runs the named libraries, or all of them. Each has its script
-`with_NAME.py` and its pins `requirements/NAME.txt`; environments are kept in `.venv-trainers/NAME`.
+`with_NAME.py` and its pins `requirements/NAME.txt`; environments are kept in `.venv-trainers/NAME`. What a list of pins
+cannot say, `requirements/NAME_install.py` does.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ def python_of(name: str) -> Path:
     """Return the Python of a library's environment; makes the environment where it is missing or its pins changed."""
     folder = ENVIRONMENTS / name
     python, ready = folder / "bin" / "python", folder / ".ready"
-    pins = HERE / "requirements" / f"{name}.txt"
-    sources = [pins, ROOT / "pyproject.toml", ROOT / "setup.py", *(ROOT / "src" / "shoal" / "native").glob("*.[ch]")]
+    pins, more = HERE / "requirements" / f"{name}.txt", HERE / "requirements" / f"{name}_install.py"
+    sources = [
+        pins,
+        *([more] if more.exists() else []),
+        ROOT / "pyproject.toml",
+        ROOT / "setup.py",
+        *(ROOT / "src" / "shoal" / "native").glob("*.[ch]"),
+    ]
     if ready.exists() and all(source.stat().st_mtime <= ready.stat().st_mtime for source in sources):
         return python
     print(f"{name}: installing", flush=True)
@@ -51,6 +58,8 @@ def python_of(name: str) -> Path:
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # The trainer's pins come first: they decide which Gymnasium and torch there is. Shoal takes what it finds.
     subprocess.run([*install, "-r", pins], check=True)
+    if more.exists():
+        subprocess.run([python, more], check=True)
     subprocess.run([*install, "--editable", str(ROOT)], check=True)
     ready.touch()
     return python

@@ -114,7 +114,8 @@ class _Vectorized(PoolFace):
             self.observation_space = batch_space(self.single_observation_space, self.agents_per_batch)
             self.action_space = batch_space(self.single_action_space, self.agents_per_batch)
         self.agent_ids = np.arange(self.num_agents)
-        self._teacher_type = action_type(self.single_action_space)
+        self._action_type = action_type(self.single_action_space)
+        self._action_shape = self.single_action_space.shape or ()
 
     num_envs = property(lambda self: self.agents_per_batch, doc="Rows of what `recv` returns, as PufferLib has it.")
     emulated = property(
@@ -157,28 +158,19 @@ class _Vectorized(PoolFace):
         with self.pool.turn:
             batch = self.pool.recv(timeout)
             self._last_ids = batch.env_id
-        told = batch.info
         terminals = batch.terminated
         if self.pool.lane_names is not None and not batch.mask.all():
             terminals = terminals | ~batch.mask  # as PufferLib has it for agents that are absent
-        teachers = [self._teachers(batch.env_id, told)] if _has_teachers() else []
+        teachers = [np.zeros((len(terminals), *self._action_shape), self._action_type)] if _has_teachers() else []
         infos: list[dict[str, Any]] = []
-        for lane in sorted(told):
-            info = told[lane]
+        for lane, info in sorted(batch.info.items()):
             if TEACHER in info:
+                for actions in teachers:
+                    actions[np.searchsorted(batch.env_id, lane)] = info[TEACHER]
                 info = {name: value for name, value in info.items() if name != TEACHER}
             infos += info[ENV_INFOS] if list(info) == [ENV_INFOS] else [info] if info else []
         rewards = batch.reward.astype(np.float32)
         return batch.obs, rewards, terminals, batch.truncated, *teachers, infos, batch.env_id, batch.mask
-
-    def _teachers(self, env_ids: Array, told: Mapping[int, dict[str, Any]]) -> Array:
-        """The actions that envs would have taken; zeros where they do not say."""
-        found = np.zeros((len(env_ids), *(self.single_action_space.shape or ())), self._teacher_type)
-        if told:
-            for row, lane in enumerate(env_ids.tolist()):
-                if TEACHER in told.get(lane, ()):
-                    found[row] = told[lane][TEACHER]
-        return found
 
     def send(self, actions: Any) -> None:
         """Step the envs that were received last."""

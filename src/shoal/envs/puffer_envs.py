@@ -67,6 +67,12 @@ def action_type(space: Any) -> Any:
     return space.dtype if isinstance(space, spaces.Box) else np.dtype(np.int32)
 
 
+def _adds_nothing(env: Any) -> bool:
+    """Tell whether a step of a GymnasiumPufferEnv is just a step of the env inside: nothing is flattened."""
+    known = (type(env).__module__, type(env).__name__) == ("pufferlib.emulation", "GymnasiumPufferEnv")
+    return known and not env.is_obs_emulated and not env.is_atn_emulated and len(env.action_space.shape) < 2
+
+
 class PufferSoloEnv(ForeignEnv):
     """A GymnasiumPufferEnv, whose answers have a row for its only agent, as a Gymnasium env without that row."""
 
@@ -76,6 +82,8 @@ class PufferSoloEnv(ForeignEnv):
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.spec = getattr(env.env, "spec", None)
         self._type = action_type(self.action_space)
+        self._adds_nothing = _adds_nothing(env)
+        self._passes_by = False
 
     @property
     def render_mode(self) -> Any:  # type: ignore[override]
@@ -89,10 +97,18 @@ class PufferSoloEnv(ForeignEnv):
         return self.env.observations[0], info if type(info) is dict else _one_info(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env with an array of one action."""
-        _, reward, terminated, truncated, info = self.env.step(np.array([action], self._type))
-        row = self.env.observations[0]
-        return row, reward, terminated, truncated, info if type(info) is dict else _one_info(info)
+        """Step the env with an array of one action, or the env inside, where that is the same."""
+        env = self.env
+        if self._passes_by:
+            obs, reward, terminated, truncated, info = env.env.step(action)
+            if type(reward) is np.ndarray or type(terminated) is np.ndarray or type(truncated) is np.ndarray:
+                reward, terminated, truncated = np.sum(reward), np.any(terminated), np.any(truncated)
+            if terminated or truncated:
+                env.done = True
+            return obs, reward, terminated, truncated, info if type(info) is dict else _one_info(info)
+        _, reward, terminated, truncated, info = env.step(np.array([action], self._type))
+        self._passes_by = self._adds_nothing  # now that it has checked an observation and an action
+        return env.observations[0], reward, terminated, truncated, info if type(info) is dict else _one_info(info)
 
     def render(self) -> Any:
         """What the env inside renders."""
