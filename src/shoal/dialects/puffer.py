@@ -9,7 +9,7 @@
         envs.send(policy(obs))                     # for the envs that were received last
 
 Works without PufferLib. Where it is installed, these classes are subclasses of its own, and `recv` returns as many
-values as there: from pufferlib-core 3.0.17 on, the teachers' actions come before the infos.
+values as there: from pufferlib-core 3.0.16 on, the teachers' actions come before the infos.
 
 An env with several agents (PufferLib's own kind, PettingZoo's, a vector env, another Serial) has a row for each of
 them, and its rows always come together. docs/migrate/pufferlib.md says what differs.
