@@ -52,7 +52,7 @@ WRAPPED = list(odd_py_envs.WRAPPED)
 MOST = {"multithreading": False}, {"multithreading": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _processes() -> None:
     """TF-Agents starts processes only where it was told that it may."""
     system_multiprocessing.enable_interactive_mode()
