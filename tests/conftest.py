@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import multiprocessing
 import os
 import signal
 import threading
@@ -45,6 +46,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported, here and in scripts: with a thread for each core it is slow beside other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# TorchRL, when it is imported, makes "spawn" the way in which all of this process starts others, unless it was settled
+# before. The processes of other libraries, which tests compare with, would import torch and more, for seconds each.
+multiprocessing.get_start_method()
 
 # A worker imports the module that its env's class is from. Where that is a test, most of it would be these.
 launch.PRELOAD += [

@@ -264,7 +264,7 @@ def choose_mode(asked: str | None, groups: Sequence[LaneGroup]) -> str:
 
 
 def agree(
-    summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]], lenient: bool
+    summaries: Sequence[BlockSummary], num_envs: int, mode: str | tuple[Space[Any], Space[Any]], lenient: bool = False
 ) -> EnvSpecs:
     """Compare all envs' spaces with the first one's. Raises SpaceMismatch, which names the first that differs.
 

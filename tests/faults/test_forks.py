@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,18 @@ def test_a_fork_of_the_caller_keeps_what_it_writes_to_itself(backend: str) -> No
         assert pool.step(np.zeros(4, np.int64)).obs[:, 2].tolist() == [2] * 4
 
 
+FORKS = threading.Lock()
+
+
 class HelperEnv(CountEnv):
     """Forks a helper in each step that ends by itself, as it should."""
 
     def step(self, action: Any) -> Any:
-        pid = os.fork()
-        if not pid:
-            os._exit(3)
+        # In turns: filelock, which torch imports, refuses forks of two threads at once.
+        with FORKS:
+            pid = os.fork()
+            if not pid:
+                os._exit(3)
         self.value = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])  # type: ignore[assignment]
         return super().step(action)
 
