@@ -66,15 +66,19 @@ def python_of(name: str) -> Path:
 
 
 def run(name: str, rounds: int) -> dict[str, Any] | None:
-    """Run a library's script; return what it found, or None where it failed."""
-    python = python_of(name)
+    """Run a library's script; return what it found, or None where it found nothing."""
+    try:
+        python = python_of(name)
+    except subprocess.CalledProcessError as error:
+        print(f"{name}: FAILED to install: {error}", flush=True)
+        return None
     found = ENVIRONMENTS / f"{name}.json"
     found.unlink(missing_ok=True)
     script = [python, HERE / f"with_{name}.py", "--rounds", str(rounds), "--json", found]
     began = time.monotonic()
     code = subprocess.run(script, env=os.environ | {"PYTHONUNBUFFERED": "1"}).returncode
     print(f"{name}: {'ok' if code == 0 else 'FAILED'}, {time.monotonic() - began:.0f} s", flush=True)
-    return json.loads(found.read_text()) if code == 0 else None
+    return json.loads(found.read_text()) | {"failed": code != 0} if found.exists() else None
 
 
 def page(record: dict[str, Any]) -> str:
@@ -83,7 +87,9 @@ def page(record: dict[str, Any]) -> str:
     for _, entry in sorted(record.items()):
         for cell in entry["cells"]:
             means = [sum(found) / max(1, len(found)) for found in cell["returns"].values()]
-            returns = "same" if cell["exact"] else f"means {means[0]:.1f}, {means[1]:.1f}"
+            returns = "same" if cell["same"] else "**differ**"
+            if not cell["exact"]:
+                returns = f"means {means[0]:.1f}, {means[1]:.1f}"
             row = [entry["library"], cell["trainer"], cell["env"], cell["theirs"], f"`{cell['ours']}`"]
             rows.append(f"| {' | '.join(row)} | {cell['episodes']} | {returns} | {cell['ratio']:.2f} |")
         versions = ", ".join(f"{package} {version}" for package, version in entry["versions"].items())
@@ -97,16 +103,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the trainers of other libraries over Shoal.")
     parser.add_argument("names", nargs="*", default=everyone, metavar="NAME", help=f"some of {', '.join(everyone)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--install", action="store_true", help="make the environments, and train nothing")
     options = parser.parse_args()
     unknown = set(options.names) - set(everyone)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(everyone)}")
+    if options.install:
+        for name in options.names:
+            python_of(name)
+        return 0
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     failed = []
     for name in options.names:
         found = run(name, options.rounds)
-        if found is None:
+        if found is None or found.pop("failed"):
             failed.append(name)
+        if found is None:
             continue
         for cell in found["cells"]:
             # The record keeps what the table shows; returns of all episodes would fill megabytes.
