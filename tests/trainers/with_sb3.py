@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 import gymnasium
+import torch
 from ladder import OURS, Cell, Clock, Training, climb
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from shoal.dialects import sb3
+import shoal
 
 NUM_ENVS, STEPS = 16, 128
 
@@ -35,7 +36,8 @@ def make_env(env_id: str) -> Any:
 
 def envs(env_id: str, who: str) -> Any:
     """Return the envs of a side."""
-    return (sb3.SubprocVecEnv if who == OURS else DummyVecEnv)([functools.partial(make_env, env_id)] * NUM_ENVS)
+    env_fns = [functools.partial(make_env, env_id)] * NUM_ENVS
+    return shoal.make(env_fns, api="sb3") if who == OURS else DummyVecEnv(env_fns)
 
 
 def train(env_id: str, rollouts: int, who: str, seed: int) -> Training:
@@ -68,7 +70,8 @@ def train_sac(env_id: str, steps: int, who: str, seed: int) -> Training:
 
 
 if __name__ == "__main__":
-    names = {"theirs": "DummyVecEnv", "ours": "shoal.dialects.sb3.SubprocVecEnv"}
+    torch.set_num_threads(1)  # networks this small gain nothing from more
+    names = {"theirs": "DummyVecEnv", "ours": "shoal.make(api='sb3')"}
     cells = [
         Cell("PPO", "CartPole-v1", **names, train=functools.partial(train, "CartPole-v1", 20)),
         Cell("PPO", "HalfCheetah-v5", **names, train=functools.partial(train, "HalfCheetah-v5", 10)),
