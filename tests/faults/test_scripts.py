@@ -271,3 +271,21 @@ def test_a_small_dev_shm_is_no_matter(backend: str) -> None:
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"a small /dev/shm cannot be made here: {done.stderr.strip()}")
     assert (done.returncode, done.stdout) == (0, "65536 []\n"), done.stderr
+
+
+def test_a_crash_of_a_forked_worker_is_told_though_another_handler_took_the_signal() -> None:
+    """A library of the caller's may have put its own handler in the place of faulthandler's, which is on already."""
+    body = """
+        import faulthandler
+        faulthandler.enable()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        pool = pool_of({"step": "really segfault"}, start_method="fork")
+        try:
+            pool.step(zeros)
+        except shoal.WorkerDied as error:
+            print(error, flush=True)
+    """
+    with program("processes", body) as (process, pids):
+        code, out, _ = ends(process, pids)
+    assert code == 0
+    assert "Segmentation fault" in out
