@@ -120,7 +120,7 @@ def main(connection: Connection, assignment: bytes, crash_log: int) -> None:
     Args:
         crash_log: where the Python stack goes when the process crashes, or is asked for it; after HEAD.
     """
-    # Where it is on already, as after a fork, a second `enable` would not take signals back that something else handles.
+    # Where it is on already, as after a fork, `enable` alone would not take signals back that something else handles.
     faulthandler.disable()
     faulthandler.enable(file=crash_log)
     if STACK_SIGNAL is not None:
