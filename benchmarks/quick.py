@@ -166,7 +166,7 @@ PARTS = [
          ("throughput.py", "--quick", "--only", "Image84", "Busy500us", "-n", "64", "--no-peers"), comparisons, 20),
     Part("cheetah", "HalfCheetah, with infos and without", "steps/s", INFOS, comparisons, 30),
     Part("added", "What five numbers as an info add to a step of 64 envs", "us", INFOS, added_by_infos, 30),
-    Part("trainers", "Whole trainings", "steps/s", ("trainers.py", "--quick"), trainings, 20),
+    Part("trainers", "Whole trainings", "steps/s", ("trainers.py", "--quick", "--threads", "1"), trainings, 20),
     Part("puffer", "Against PufferLib at the best of its settings", "times as fast",
          ("puffer.py", "--only", "CartPole", "Frames84", "--seconds", "0.2", "--rounds", "5", "--try-rounds", "1"),
          over_puffer, 20),
