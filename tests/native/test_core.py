@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from native.rig import KINDS, Rig, ids, load
+from native.rig import Rig, ids, load
 from shoal.errors import BadObservation
 from shoal.native import MIXED_SLOTS, twin
 from shoal.native.counters import LANE_NS, LANE_STEPS, STAT_AT, STAT_BUSY_NS, STAT_PASSES, STAT_STEPS
@@ -38,15 +38,6 @@ from shoal.native.layout import (
 
 pytestmark = pytest.mark.timeout(60)
 NEVER = -1
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    try:
-        load(request.param)
-    except ImportError as error:
-        pytest.skip(f"the C extension was not built here ({error}): only the Python twin can be tested")
-    return str(request.param)
 
 
 def soon(seconds: float = 20.0) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from native.rig import KINDS, Rig, ids, load
+from native.rig import Rig, ids
 from shoal.native import counters
 from shoal.native.counters import (
     LANE_LONGEST_NS,
@@ -40,15 +40,6 @@ from shoal.native.layout import IN_USE, OP_RESET, OP_STEP, POST_BUSY_LANE
 pytestmark = pytest.mark.timeout(60)
 MS = 1_000_000
 OBS = np.zeros(3, np.float32)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    try:
-        load(request.param)
-    except ImportError as error:
-        pytest.skip(f"the C extension was not built here ({error}): only the Python twin can be tested")
-    return str(request.param)
 
 
 def step_of(seconds: float) -> Any:

@@ -9,22 +9,13 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from native.rig import KINDS, Rig, ids, load
+from native.rig import Rig, ids
 from shoal.errors import BadAction
 from shoal.native import MIXED_SLOTS
 from shoal.native.layout import COLLECT_ALARM, COLLECT_TIMEOUT, NOT_TAKEN, OP_RESET, OP_STEP, POST_OK
 from shoal.spaces.leaves import read_actions
 
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    try:
-        load(request.param)
-    except ImportError as error:
-        pytest.skip(f"the C extension was not built here ({error}): only the Python twin can be tested")
-    return str(request.param)
 
 
 def ready_rig(kind: str, **options: Any) -> Rig:

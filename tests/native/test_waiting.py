@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from native.rig import KINDS, Rig, ids, load
+from native.rig import Rig, ids, load
 from shoal.native import layout, twin
 from shoal.native.twin_spinning import (
     CROWDED_HOLD_NS,
@@ -30,15 +30,6 @@ pytestmark = pytest.mark.timeout(120)
 US, MS = 1_000, 1_000_000
 NEW: Trials = (0, 0, 0, 0, 0, 0, 0, 0)
 SLEEP = (0, 0)
-
-
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    try:
-        load(request.param)
-    except ImportError as error:
-        pytest.skip(f"the C extension was not built here ({error}): only the Python twin can be tested")
-    return str(request.param)
 
 
 @pytest.fixture

@@ -198,7 +198,10 @@ class EnvPool(PoolFace):
             if env_id is not None:
                 raise ValueError("reset: expected env_id or options['reset_mask'], found both")
             given = {**options, "reset_mask": np.asarray(options["reset_mask"])}
-            env_id, options = split_reset_mask(given, len(self))
+            try:
+                env_id, options = split_reset_mask(given, len(self))
+            except (TypeError, ValueError) as error:  # in Gymnasium's words
+                raise type(error)(f"{error}: expected {len(self)} bools, of which at least one is True") from None
         ids = self._start_reset(env_id, seed, options or None)
         if env_id is None and self.is_async:
             return self.recv(reset=True)
