@@ -34,3 +34,27 @@ def test_the_end_of_a_launcher_that_leaves_slowly_is_noted(monkeypatch: pytest.M
         with pytest.raises(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
         process.wait()
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["closed", "read"])
+def test_a_report_that_another_thread_takes_meanwhile(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
+    """One thread asks whether a worker lives while another one notes its end, or closes its pool."""
+    report, end = os.pipe()
+    os.write(end, launch.REPORT.pack(7))
+    process = launch.WorkerProcess(os.getpid(), report)
+    meanwhile: Any = (lambda: process.join(0)) if reads else process.close
+    look, looks = launch._readable, 0
+
+    def while_another_thread_is_at_it(fd: int, deadline: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        ready = look(fd, deadline)
+        if looks == 1:  # between this look and what follows it
+            meanwhile()
+        return ready
+
+    monkeypatch.setattr(launch, "_readable", while_another_thread_is_at_it)
+    assert process.alive is not reads  # the pid is this process's own
+    assert process.exitcode == (7 if reads else None)
+    process.close()
+    os.close(end)

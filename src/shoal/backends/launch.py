@@ -67,6 +67,7 @@ class WorkerProcess:
         self.pid, self._report = pid, report
         self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
         self._ended = False
+        self._lock = threading.Lock()  # held while the report is read or closed: any thread may ask for `alive`
         self.pidfd = -1
         try:
             self.pidfd = os.pidfd_open(pid)
@@ -94,10 +95,11 @@ class WorkerProcess:
         return self._ended
 
     def _look(self, deadline: Deadline) -> bool:
-        if self._report >= 0:
-            return self._read_report(deadline)
-        if self.pidfd >= 0:
-            _readable(self.pidfd, deadline)
+        report, pidfd = self._report, self.pidfd  # another thread may close them meanwhile
+        if report >= 0:
+            return self._read_report(report, deadline)
+        if pidfd >= 0:
+            _readable(pidfd, deadline)
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -106,17 +108,22 @@ class WorkerProcess:
             self._ended = self._is_gone(deadline)
         return self._ended
 
-    def _read_report(self, deadline: Deadline) -> bool:
-        if _readable(self._report, deadline):
-            data = os.read(self._report, REPORT.size)
-            if data:
-                [self.exitcode] = REPORT.unpack(data)
-            # Without a word the launcher itself is gone.
-            self._ended = bool(data) or self._is_gone(deadline)
+    def _read_report(self, report: int, deadline: Deadline) -> bool:
+        data = None
+        _readable(report, deadline)
+        with self._lock:  # another thread may have read or closed it meanwhile
+            if not self._ended and self._report >= 0 and _readable(report, Deadline.after(0)):
+                data = os.read(report, REPORT.size)
+                if data:
+                    [self.exitcode] = REPORT.unpack(data)
+                    self._ended = True
+        if data == b"":  # without a word, the launcher itself is gone
+            self._ended = self._is_gone(deadline)
         return self._ended
 
     def _is_gone(self, deadline: Deadline) -> bool:
-        return _readable(self.pidfd, deadline) if self.pidfd >= 0 else not _exists(self.pid)
+        pidfd = self.pidfd
+        return _readable(pidfd, deadline) if pidfd >= 0 else not _exists(self.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to this very process, which the pid alone would not tell from a later one."""
@@ -128,10 +135,12 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        for fd in (self._report, self.pidfd):
+        with self._lock:
+            fds = (self._report, self.pidfd)
+            self._report = self.pidfd = -1
+        for fd in fds:
             if fd >= 0:
                 os.close(fd)
-        self._report = self.pidfd = -1
 
 
 def _readable(fd: int, deadline: Deadline) -> bool:
