@@ -103,7 +103,8 @@ def _words(rows: Array) -> Array:
 
 def _rows(words: Array) -> Array:
     """The counterpart of `_words`."""
-    return words.T.copy().view(np.uint8)
+    rows: Array = words.T.copy().view(np.uint8)
+    return rows
 
 
 class Group:
