@@ -179,8 +179,8 @@ PARTS = [
     Part("startup", "Start of 16 workers", "s", ("startup.py", "--rounds", "1"), starts, 60),
     Part("turns", "What a turn costs beside the envs, serial", "us", ("turns.py", "--rounds", "20"), turns, None),
     Part("many_cores", "Many cores", "steps/s",
-         ("many_cores.py", "--quick", "--only", "plans", "parts", "auto", "tuned", "puffer"), many_cores, None, "--json",
-         cores=8),
+         ("many_cores.py", "--quick", "--only", "plans", "parts", "auto", "tuned", "puffer"),
+         many_cores, None, "--json", cores=8),
     Part("auto", "What `auto` expects, over what its pool makes", "times what is reached",
          ("auto.py", "--quick", "--parts", "estimate"), promises, 30),
 ]  # fmt: skip
