@@ -3,7 +3,8 @@
 - cheetah, bare: steps/s of 16 HalfCheetahs, with the infos that MuJoCo's envs return at each step and with none;
   Gymnasium's and Stable-Baselines3's vector envs against Shoal by `shoal.make`, in both APIs
 - added: microseconds that five numbers add to a step of 64 envs of no work, which make them in any case and return
-  them or not
+  them or not; and to what is no wait in it, the caller's own work and the busiest worker's: where workers are woken,
+  waits differ by more than infos take
 
 python benchmarks/infos.py --parts cheetah bare added
 """
@@ -65,7 +66,7 @@ def added(how: Settings, notify: Callable[[str], None]) -> dict[str, Any]:
     """Return the microseconds of a step with infos and without, and of what they add, round by round."""
     made = {(name, kind): make(kind) for name, make in VECTOR_ENVS.items() for kind in KINDS}
     actions = np.zeros(WORKLESS, np.int64)
-    micros: dict[Any, list[float]] = {key: [] for key in made}
+    micros: dict[Any, list[tuple[float, float]]] = {key: [] for key in made}
     try:
         for one in made.values():
             one.reset(seed=0)
@@ -80,27 +81,35 @@ def added(how: Settings, notify: Callable[[str], None]) -> dict[str, Any]:
     found = {}
     for name in VECTOR_ENVS:
         without, with_infos = (micros[name, kind] for kind in KINDS)
-        more = [b - a for a, b in zip(without, with_infos, strict=True)]
-        columns = {"without": without, "with": with_infos, "added": more}
+        more, working = ([b[i] - a[i] for a, b in zip(without, with_infos, strict=True)] for i in range(2))
+        took = ([step for step, _ in one] for one in (without, with_infos))
+        columns = dict(zip(("without", "with", "added", "added_working"), (*took, more, working), strict=True))
         found[name] = {column: common.quartiles(values) for column, values in columns.items()}
     return found
 
 
-def _step(one: Any, actions: Any) -> float:
-    """Return the microseconds of a step of all envs, that of a short run without a disturbance."""
-    times = []
+def _step(one: Any, actions: Any) -> tuple[float, float]:
+    """Return the microseconds of a step of all envs, and those that are no waits, of short runs, undisturbed ones."""
+    steps, times, working = CHUNK // 5, [], []
+    pool = getattr(one, "pool", None)
     for _ in range(5):
+        earlier = pool and pool.stats()
         began = time.perf_counter()
-        for _ in range(CHUNK // 5):
+        for _ in range(steps):
             one.step(actions)
         times.append(time.perf_counter() - began)
-    return min(times) * 1e6 / (CHUNK // 5)
+        working.append(times[-1])
+        if earlier is not None and pool.plan.backend != "serial":
+            spent = pool.stats() - earlier
+            working[-1] += spent.seconds * max(spent.busy) - spent.waits
+    return min(times) * 1e6 / steps, min(working) * 1e6 / steps
 
 
 def table_of_added(found: dict[str, Any]) -> Table:
     """Lay the microseconds out."""
     title = f"{WORKLESS} envs of no work: microseconds for a step of all"
-    grid = Table("", "without infos", "with five numbers", "they add", title=title, title_justify="left")
+    heads = ("without infos", "with five numbers", "they add", "to what is no wait")
+    grid = Table("", *heads, title=title, title_justify="left")
     for name, columns in found.items():
         cells = (f"{middle:.1f} ({low:.1f}..{high:.1f})" for low, middle, high in columns.values())
         grid.add_row(name, *cells)

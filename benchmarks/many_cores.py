@@ -1,11 +1,13 @@
 """Many cores: backends, numbers of workers and times of spinning, against the limit of one plain loop on each core.
 
     python benchmarks/many_cores.py --quick
-    python benchmarks/many_cores.py --busy 2 --json busy.json
+    python benchmarks/many_cores.py --busy 2 --only spins auto --json busy.json
+    python benchmarks/many_cores.py --only plans parts auto tuned puffer
 
-Needs nothing but shoal, numpy and gymnasium. All contenders of a cell stay open and take turns: each round runs all of
-them, in an order that changes, and the limit before each group of four. A ratio is taken against the limits of
-its own round. The limit is k processes that step one env each in a plain loop; a reset counts as a step, everywhere.
+Needs nothing but shoal, numpy and gymnasium; `puffer` needs PufferLib. All contenders of a cell stay open and take
+turns: each round runs all of them, in an order that changes, and the limit before each group of four. A ratio is taken
+against the limits of its own round. The limit is k processes that step one env each in a plain loop; a reset counts as
+a step, everywhere.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import multiprocessing
 import os
 import platform
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +33,7 @@ from gymnasium import spaces
 import shoal
 
 MS = 1_000_000
+GROUPS = ("plans", "spins", "parts", "auto", "tuned", "puffer")  # of contenders
 SPINS: dict[str, tuple[int, int] | None] = {"usual": None, "0": (0, 0), "1 ms": (MS, MS), "10 ms": (10 * MS, 10 * MS)}
 Run = Callable[[float], float]  # runs for so many seconds; steps per second
 
@@ -160,20 +164,78 @@ def pool_run(pool: shoal.Pool) -> Run:
     return run
 
 
-def plans_of(cores: int, num_envs: int, quick: bool) -> dict[str, shoal.Plan]:
-    """All contenders but auto's choice: backends, workers, spins, and batches of a part of the envs."""
+def plans_of(cores: int, num_envs: int, options: Any) -> dict[str, shoal.Plan]:
+    """Contenders by hand: backends and workers, times of spinning, and batches of a part of the envs."""
+    quick, groups, plans = options.quick, options.only, {}
     fewer = sorted({cores, max(1, cores - 1), max(1, cores * 3 // 4), *([] if quick else [max(1, cores // 2)])})
-    plans = {}
     for backend in ("processes", "hybrid"):
         for workers in fewer:
-            for spin in SPINS if workers == cores or not quick else ["usual"]:
-                plans[f"{backend} {workers}, spin {spin}"] = shoal.Plan(backend, workers, "", spin=SPINS[spin])
-    for workers in (cores, max(1, cores - 1)):
+            several = "spins" in groups and (workers == cores or not quick)
+            if several or "plans" in groups:
+                for spin in SPINS if several else ["usual"]:
+                    plans[f"{backend} {workers}, spin {spin}"] = shoal.Plan(backend, workers, "", spin=SPINS[spin])
+    for workers in (cores, max(1, cores - 1)) if "parts" in groups else ():
         for part in (2, 4):
             plan = shoal.Plan("processes", workers, "", batch_size=max(1, num_envs // part))
             plans[f"processes {workers}, batches of 1/{part}"] = plan
-    plans[f"hybrid {cores}, batches of 1/2"] = shoal.Plan("hybrid", cores, "", batch_size=max(1, num_envs // 2))
+    if "parts" in groups:
+        plans[f"hybrid {cores}, batches of 1/2"] = shoal.Plan("hybrid", cores, "", batch_size=max(1, num_envs // 2))
     return plans
+
+
+class Puffer:
+    """PufferLib's Multiprocessing. Its workers look for work without a pause, so they are stopped between runs."""
+
+    def __init__(self, make: Callable[[], Any], num_envs: int, **options: Any):
+        from pufferlib import emulation, vector
+
+        self._envs = vector.make(
+            emulation.GymnasiumPufferEnv, env_kwargs={"env_creator": make}, backend=vector.Multiprocessing,
+            num_envs=num_envs, overwork=True, **options,
+        )  # fmt: skip
+        self._envs.async_reset(0)
+        rows = self._envs.agents_per_batch
+        self._rows, self._actions = rows, np.random.default_rng(0).integers(0, 2, (64, rows))
+        self.run(0.01)
+
+    def _signal(self, number: int) -> None:
+        for process in self._envs.processes:
+            os.kill(process.pid, number)
+
+    def run(self, seconds: float) -> float:
+        """As `pool_run`."""
+        self._signal(signal.SIGCONT)
+        clock, turns, until = time.perf_counter, 0, time.perf_counter() + seconds / 5
+        while clock() < until:
+            self._turn(0)
+        began = clock()
+        while (now := clock()) - began < seconds:
+            self._turn(turns)
+            turns += 1
+        self._signal(signal.SIGSTOP)
+        return turns * self._rows / (now - began)
+
+    def _turn(self, turn: int) -> None:
+        self._envs.recv()
+        self._envs.send(self._actions[turn % 64])
+
+    def close(self) -> None:
+        """End the workers."""
+        for process in self._envs.processes:
+            process.kill()
+
+
+def puffers(make: Callable[[], Any], num_envs: int, cores: int) -> Iterator[tuple[str, Puffer]]:
+    """PufferLib at settings that are worth a try, some of which it refuses; all workers have equally many envs."""
+    for workers in dict.fromkeys((cores, cores - 1, max(1, cores // 2))):
+        own = num_envs // workers
+        for parts, more in ((1, {}), (2, {}), (2, {"sync_traj": False}), (3, {}), (4, {"sync_traj": False})):
+            if workers % parts:
+                continue
+            with contextlib.suppress(Exception):
+                options = {"num_workers": workers, "batch_size": own * workers // parts, **more}
+                words = f"PufferLib {workers}, batches of 1/{parts}" + ", any order" * bool(more)
+                yield words, Puffer(make, own * workers, **options)
 
 
 def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float) -> dict[str, Any]:
@@ -182,14 +244,11 @@ def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float)
     with contextlib.ExitStack() as stack:
         loops = Loops(make, options.cores)
         stack.callback(loops.close)
-        pools: dict[str, shoal.Pool] = {}
-        for name, plan in plans_of(options.cores, num_envs, options.quick).items():
-            pools[name] = stack.enter_context(shoal.Pool(make, num_envs, plan=plan))
-        chosen = stack.enter_context(shoal.Pool(make, num_envs))
-        pools[f"auto: {chosen.plan.backend} {chosen.plan.num_workers}"] = chosen
-        for pool in pools.values():
-            pool.reset(seed=0)
+        pools = open_pools(make, num_envs, options, stack)
         runs = {name: pool_run(pool) for name, pool in pools.items()}
+        for name, puffer in puffers(make, num_envs, options.cores) if "puffer" in options.only else ():
+            stack.callback(puffer.close)
+            runs[name] = puffer.run
         rows: dict[str, Any] = {name: {"ratios": [], "rates": [], "verdict": ""} for name in runs}
         limits: list[float] = []
         order, rng = list(runs), random.Random(0)
@@ -201,12 +260,33 @@ def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float)
             for at, name in enumerate(order):
                 if at % 4 == 0:
                     limits.append(loops.run(options.seconds))
-                earlier = pools[name].stats()
+                earlier = pools[name].stats() if name in pools else None
                 rate = runs[name](options.seconds)
-                rows[name]["verdict"] = (pools[name].stats() - earlier).verdict
+                if earlier is not None:
+                    rows[name]["verdict"] = (pools[name].stats() - earlier).verdict
                 rows[name]["rates"].append(rate)
                 rows[name]["ratios"].append(rate / limits[-1])
     return {"envs": num_envs, "limit": limits, "rows": rows}
+
+
+def open_pools(
+    make: Callable[[], Any], num_envs: int, options: Any, stack: contextlib.ExitStack
+) -> dict[str, shoal.Pool]:
+    """All pools of a cell, which have begun. The tuner goes first, while nothing else is there."""
+    pools: dict[str, shoal.Pool] = {}
+    plans = {}
+    if "tuned" in options.only:
+        found = shoal.tune(make, num_envs, seconds=options.tune_seconds, progress=False).plan
+        size = found.batch_size or num_envs
+        plans[f"tuned: {found.backend} {found.num_workers}, batches of {size}"] = found
+    if "auto" in options.only:
+        chosen = stack.enter_context(shoal.Pool(make, num_envs))
+        pools[f"auto: {chosen.plan.backend} {chosen.plan.num_workers}"] = chosen
+    for name, plan in {**plans, **plans_of(options.cores, num_envs, options)}.items():
+        pools[name] = stack.enter_context(shoal.Pool(make, num_envs, plan=plan))
+    for pool in pools.values():
+        pool.reset(seed=0)
+    return pools
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
@@ -246,6 +326,10 @@ def main() -> None:
     parser.add_argument("--no-computing", action="store_true", help="leave out the envs that compute for 500 us")
     parser.add_argument("--quick", action="store_true", help="under four minutes in all")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--only", nargs="+", choices=GROUPS, default=GROUPS[:4], metavar="GROUP", help=", ".join(GROUPS)
+    )
+    parser.add_argument("--tune-seconds", type=float, default=8.0, help="of each search by tune (%(default)s)")
     options = parser.parse_args()
     options.seconds = options.seconds or (0.15 if options.quick else 0.3)
     options.rounds = options.rounds or (9 if options.quick else 15)

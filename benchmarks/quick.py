@@ -139,16 +139,20 @@ def turns(document: dict[str, Any]) -> list[Row]:
 
 
 def many_cores(document: dict[str, Any]) -> list[Row]:
-    """Return the limit, auto's choice and the best of the pools whose waits spin as usual, of each number of envs."""
+    """Return the limit, the choices of auto and tune, PufferLib at its best, and the best of the pools by hand."""
     rows, cores = [], document["facts"]["cores"]
     for group, cell in document["cells"].items():
         rows.append(row(f"{cores} plain loops", common.quartiles(cell["limit"]), "limit", group, 1.0))
         usual = {name: one for name, one in cell["rows"].items() if ", spin" not in name or name.endswith("spin usual")}
         ranked = sorted(usual.items(), key=lambda pair: -common.quartiles(pair[1]["rates"])[1])
-        for name, one in [pair for at, pair in enumerate(ranked) if at < 4 or pair[0].startswith("auto")]:
-            words = f"Shoal {name.removesuffix(', spin usual')}"
+        best = {
+            next((name for name, _ in ranked if name.startswith(word)), "") for word in ("auto", "tuned", "PufferLib")
+        }
+        for name, one in [pair for at, pair in enumerate(ranked) if at < 4 or pair[0] in best]:
+            theirs = name.startswith("PufferLib")
+            words = name if theirs else f"Shoal {name.removesuffix(', spin usual')}"
             share = common.quartiles(one["ratios"])[1]
-            rows.append(row(words, common.quartiles(one["rates"]), "shoal", group, share))
+            rows.append(row(words, common.quartiles(one["rates"]), "peer" if theirs else "shoal", group, share))
     return rows
 
 
@@ -174,7 +178,9 @@ PARTS = [
          ("latency_sleep.py", "--seconds", "0.4", "--rounds", "5"), comparisons, 20),
     Part("startup", "Start of 16 workers", "s", ("startup.py", "--rounds", "1"), starts, 60),
     Part("turns", "What a turn costs beside the envs, serial", "us", ("turns.py", "--rounds", "20"), turns, None),
-    Part("many_cores", "Many cores", "steps/s", ("many_cores.py", "--quick"), many_cores, None, "--json", cores=8),
+    Part("many_cores", "Many cores", "steps/s",
+         ("many_cores.py", "--quick", "--only", "plans", "parts", "auto", "tuned", "puffer"),
+         many_cores, None, "--json", cores=8),
     Part("auto", "What `auto` expects, over what its pool makes", "times what is reached",
          ("auto.py", "--quick", "--parts", "estimate"), promises, 30),
 ]  # fmt: skip

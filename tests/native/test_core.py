@@ -673,7 +673,24 @@ def test_row_actions_are_the_envs_own(kind: str) -> None:
     rig.block.run()
     rig.array("action.0")[:] = 0
     assert [action.tolist() for action in rig.seen_actions] == [[1, 2], [3, 4]]
-    assert all(action.flags.owndata and action.flags.writeable for action in rig.seen_actions)
+    rig.seen_actions[0][:] = 9  # an env may change its action, which is no other env's
+    assert [action.tolist() for action in rig.seen_actions] == [[9, 9], [3, 4]]
+    assert rig.array("action.0").tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_lane_that_is_asked_during_a_pass_gets_its_newest_action(kind: str) -> None:
+    rig = Rig(kind, lanes=3, action=spaces.Box(0, 9, (2,), np.float32))
+    rig.array("action.0")[:] = [[1, 1], [2, 2], [3, 3]]
+
+    def ask_the_last(action: Any) -> Any:
+        rig.array("action.0")[2] = 8
+        rig.lanes.post(ids(2), OP_STEP)
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+    rig.results[0] = ask_the_last
+    rig.lanes.post(ids(0, 1), OP_STEP)
+    assert rig.block.run() + rig.block.run() == 3  # in the same pass, or in the next
+    assert [action.tolist() for action in rig.seen_actions] == [[1, 1], [2, 2], [8, 8]]
 
 
 @pytest.mark.parametrize("action_raises", [False, True])

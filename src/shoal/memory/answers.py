@@ -272,6 +272,9 @@ class Frames:
     def infos(self, ready: Ready, status: int) -> dict[int, dict[str, Any]]:
         """The infos of the lanes; `ready.infos` has what came as notes, and `status` the bits of all lanes."""
         ids, first, slot, notes = ready
+        reader = self._info_rows
+        if slot >= 0 and reader is not None and (taken := reader.take_run(slot, first, len(ids))) is not None:
+            return Infos(reader, *taken, ids, notes, {})
         flags: Any = self._status[slot, first : first + len(ids)] if slot >= 0 else self._status[self._slot[ids], ids]
         finals: dict[int, Any] = {}
         if status & STATUS_FINAL:
@@ -279,8 +282,7 @@ class Frames:
             finals = dict(zip(ended.tolist(), self.finals(ended), strict=True))
         if not status & STATUS_INFO:
             return notes | {lane: with_final(final, notes.get(lane, {})) for lane, final in finals.items()}
-        assert self._info_rows is not None
-        reader = self._info_rows
+        assert reader is not None
         if slot >= 0 and flags.tobytes().count(STATUS_INFO) == len(ids):
             return Infos(reader, *reader.take(slice(first, first + len(ids)), slot), ids, notes, finals)
         lanes = ids[(flags & STATUS_INFO) != 0]

@@ -1,9 +1,10 @@
 """The infos of a batch: rows of the slab and notes, made into what callers want when they look.
 
-Most infos lie in rows of the slab, by a schema (`memory.info_schema`). Lanes whose rows have the same schema and the
-same tags are one group: for them, each key is one column, and all columns are made by a few calls of NumPy, whatever
-the number of lanes. `Infos` is a dict of the infos by lane, which is filled when it is first looked at.
-`Infos.stacked` makes Gymnasium's dict of arrays from the same groups.
+Most infos lie in rows of the slab, by a schema (`memory.info_schema`). Rows are copied as **words**: float64 [w, n], of
+which row i has the i-th eight bytes of all n lanes, so that a key whose values are numbers is one row of them. Lanes
+whose rows have the same schema and the same tags are one group: for them, each key is one column, and all columns are
+made by a few calls of NumPy, whatever the number of lanes. `Infos` is a dict of the infos by lane, which is filled when
+it is first looked at. `Infos.stacked` makes Gymnasium's dict of arrays from the same groups.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from shoal.memory.info_schema import NUMBERS, Schema, read_schemas
 from shoal.memory.slab import Slab
-from shoal.native import layout
+from shoal.native import layout, take_infos
 
 __all__ = ["InfoReader", "Infos", "stacked", "stacked_numbers", "with_final"]
 
@@ -28,7 +29,9 @@ _TYPES = {layout.INFO_FLOAT: np.dtype(float), layout.INFO_INT: np.dtype(np.int64
     layout.INFO_NUMBER + i: np.dtype(kind) for i, kind in enumerate(NUMBERS)
 }
 NUMPY_BOOL = layout.INFO_NUMBER + NUMBERS.index(np.bool_)
+DOUBLES = [tag for tag, dtype in _TYPES.items() if dtype == np.float64]  # as they lie in words
 MOST_RECIPES = 1000  # that are kept
+MOST_RUNS = 256  # of neighbouring lanes, whose views are kept
 
 
 class Column(NamedTuple):
@@ -52,25 +55,34 @@ class Column(NamedTuple):
 
 
 class Recipe:
-    """How to read rows that have one schema and the same tags: the columns, in the order of their keys."""
+    """How to read rows that have one schema and the same tags: the columns, in the order of their keys.
 
-    def __init__(self, schema: Schema, tags: bytes):
-        self.columns = tuple(_columns(schema, tags, 0, len(schema.entries)))
-        # Where all values are numbers under keys of their own, which is the rule; Gymnasium takes np.bool_ for objects.
+    Attributes:
+        head: how these rows begin: the schema's id, and a tag for each of its entries.
+        words: how many words such a row has.
+        plain: (key, key of its mask, word, tag) of each column, if all values are numbers under keys of their own,
+            which is the rule; else None. The tag is 0 for numbers that are what they are in a word.
+    """
+
+    def __init__(self, schema: Schema, head: bytes):
+        self.head, self.words = head, schema.row_bytes // 8
+        self.columns = tuple(_columns(schema, head[ID_BYTES:], 0, len(schema.entries)))
+        # Gymnasium takes np.bool_ for objects.
         odd = any(c.tag not in _TYPES or c.tag == NUMPY_BOOL or c.key.startswith("_") for c in self.columns)
-        self._ones = np.ones((0, 0), np.bool_)  # masks to copy
-        self.plain = None if odd else [(c.key, f"_{c.key}", c.offset // 8, c.tag) for c in self.columns]
+        self._ones = np.ones(0, np.bool_)  # a mask to copy
+        plain = [(c.key, f"_{c.key}", c.offset // 8, 0 if c.tag in DOUBLES else c.tag) for c in self.columns]
+        self.plain = None if odd else plain
 
-    def arrays(self, rows: Array) -> dict[str, Any]:
-        """Gymnasium's dict of arrays for all lanes, where all values are plain."""
+    def arrays(self, words: Array) -> dict[str, Any]:
+        """Gymnasium's dict of arrays for all lanes, where all values are plain; the caller's own."""
         assert self.plain is not None
         found: dict[str, Any] = {}
-        words = rows.view(np.float64).T.copy()  # each key is a row of this, and the caller's own
-        if self._ones.shape[1] != len(rows):
-            self._ones = np.ones((len(self.plain), len(rows)), np.bool_)
-        for (key, mask_key, word, tag), mask in zip(self.plain, self._ones.copy(), strict=True):
-            found[key] = words[word] if tag == layout.INFO_FLOAT else _numbers(words[word], tag)
-            found[mask_key] = mask
+        own, ones = words.copy(), self._ones
+        if len(ones) != words.shape[1]:
+            ones = self._ones = np.ones(words.shape[1], np.bool_)
+        for key, mask_key, word, tag in self.plain:
+            found[key] = _numbers(own[word], tag) if tag else own[word]
+            found[mask_key] = ones.copy()
         return found
 
 
@@ -83,21 +95,31 @@ def _numbers(words: Array, tag: int) -> Array:
     return words.view(dtype) if dtype.itemsize == 8 else words.view(dtype)[:: 8 // dtype.itemsize].copy()
 
 
+def _words(rows: Array) -> Array:
+    """Rows, uint8 [n, bytes], as words: float64 [w, n]."""
+    words: Array = rows.view(np.float64).T.copy()
+    return words
+
+
+def _rows(words: Array) -> Array:
+    """The counterpart of `_words`."""
+    rows: Array = words.T.copy().view(np.uint8)
+    return rows
+
+
 class Group:
     """Lanes whose infos have the same keys with the same types of values.
 
     Args:
-        rows: uint8 [n, row_bytes], one for each lane; its own memory.
+        words: float64 [w, n], the rows of the lanes; its own memory.
         lanes: int64 [n], ascending.
         objects: by lane, what its info has beside its row, by its name in the schema.
         finals: the last observations of the lanes' episodes; None where none of them ended one.
     """
 
-    def __init__(self, rows: Array, lanes: Array, columns: Sequence[Column], objects: Mapping[int, Any], finals: Any):
+    def __init__(self, words: Array, lanes: Array, columns: Sequence[Column], objects: Mapping[int, Any], finals: Any):
         self.lanes, self.columns, self._finals = lanes, columns, finals
-        self._rows, self._objects = rows, objects
-        # All words of all lanes, one key after the other: each number is then a row of this.
-        self._words = rows.view(np.float64).T.copy()
+        self._words, self._objects = words, objects
         if finals is not None:
             own = (
                 []
@@ -113,7 +135,7 @@ class Group:
         if column.dtype is None:
             return None
         size = int(np.prod(column.shape, dtype=np.int64)) * column.dtype.itemsize
-        part = self._rows[:, column.offset : column.offset + size].copy()
+        part = _rows(self._words)[:, column.offset : column.offset + size].copy()
         found: Array = part.view(column.dtype).reshape(len(self.lanes), *column.shape)
         return found
 
@@ -182,15 +204,33 @@ class InfoReader:
 
     def __init__(self, slab: Slab):
         self._rows: Array = slab.array("info_rows")
+        self._flags: Array = slab.array("status")
         self._regions: Array = slab.array("info_schemas")
         self._schemas: dict[int, Schema] = {}
         self._widest = ID_BYTES
         self._recipes: dict[bytes, Recipe] = {}
-        self._last_heads, self._last_size = b"", 0
-        self._last_recipe: Recipe | None = None
+        self._last: Recipe | None = None
+        self._runs: dict[tuple[int, int, int], tuple[Array, Array]] = {}  # flags and rows of runs of lanes
+
+    def take_run(self, slot: int, first: int, count: int) -> tuple[Array, Recipe] | None:
+        """As `take`, of neighbouring lanes in one frame, if all have infos that look as the last ones did: the rule.
+
+        None also where a lane has anything beside its row, as its flags say.
+        """
+        recipe = self._last
+        if recipe is None:
+            return None
+        run = self._runs.get((slot, first, count))
+        if run is None:
+            if len(self._runs) >= MOST_RUNS:
+                self._runs.clear()
+            lanes = slice(first, first + count)
+            run = self._runs[slot, first, count] = self._flags[slot, lanes], self._rows[slot, lanes]
+        words = np.empty((recipe.words, count))
+        return (words, recipe) if take_infos(*run, recipe.head, words) else None
 
     def take(self, ids: Any, slots: Any) -> tuple[Array, Recipe | None]:
-        """A copy of the rows of lanes, uint8 [n, bytes], and how to read all of them; None where rows differ.
+        """A copy of the rows of lanes as words, and how to read all of them; None where rows differ.
 
         Args:
             ids: the lanes, or a slice of them.
@@ -198,8 +238,6 @@ class InfoReader:
         """
         while True:
             found: Array = self._rows[slots, ids, : self._widest].copy()
-            if self._last_recipe is not None and found[:, : self._last_size].tobytes() == self._last_heads:
-                return found, self._last_recipe  # as the last time, which is the rule
             known = set(self._ids(found))
             if known <= self._schemas.keys():
                 break
@@ -208,14 +246,14 @@ class InfoReader:
                     self._schemas[schema.id] = schema
                     self._widest = max(self._widest, schema.row_bytes)
         if len(known) > 1:
-            return found, None
+            return _words(found), None
         schema = self._schemas[known.pop()]
         size = ID_BYTES + len(schema.entries)
         heads: bytes = found[:, :size].tobytes()
         if heads != heads[:size] * len(found):
-            return found, None
-        self._last_heads, self._last_size, self._last_recipe = heads, size, self._recipe(schema, heads[:size])
-        return found, self._last_recipe
+            return _words(found), None
+        self._last = self._recipe(schema, heads[:size])
+        return _words(found), self._last
 
     @staticmethod
     def _ids(rows: Array) -> list[int]:
@@ -223,8 +261,9 @@ class InfoReader:
         ids: list[int] = rows[:, :ID_BYTES].copy().view(np.int64)[:, 0].tolist()
         return ids
 
-    def groups(self, rows: Array) -> Iterator[tuple[Recipe, Array]]:
+    def groups(self, words: Array) -> Iterator[tuple[Recipe, Array]]:
         """The groups that these rows make: how to read each, and which of the rows it has, ascending."""
+        rows = _rows(words)
         all_ids = np.array(self._ids(rows))
         for schema_id in dict.fromkeys(all_ids.tolist()):
             own, schema = np.flatnonzero(all_ids == schema_id), self._schemas[schema_id]
@@ -241,7 +280,7 @@ class InfoReader:
         if found is None:
             if len(self._recipes) > MOST_RECIPES:
                 self._recipes.clear()
-            found = self._recipes[head] = Recipe(schema, head[ID_BYTES:])
+            found = self._recipes[head] = Recipe(schema, head)
         return found
 
 
@@ -261,9 +300,9 @@ class Infos(dict[int, dict[str, Any]]):
     """The infos of a batch that are not empty, by lane. It is filled when it is first looked at.
 
     Args:
-        reader: reads `rows`.
-        rows: those of the lanes whose infos lie in the slab, a copy.
-        recipe: how to read all of the rows; None where they differ.
+        reader: has read `words`.
+        words: the rows of the lanes whose infos lie in the slab, a copy.
+        recipe: how to read all of them; None where they differ.
         lanes: int64 [n], these lanes, ascending.
         notes: by lane, what came as a note: the whole info, or, for one of `lanes`, its objects by name.
         finals: by lane, the last observation of an episode that the step has ended.
@@ -272,7 +311,7 @@ class Infos(dict[int, dict[str, Any]]):
     def __init__(
         self,
         reader: InfoReader,
-        rows: Array,
+        words: Array,
         recipe: Recipe | None,
         lanes: Array,
         notes: dict[int, Any],
@@ -280,23 +319,23 @@ class Infos(dict[int, dict[str, Any]]):
     ):
         # A key in the dict, so that what looks at its bare size does not take it for empty.
         super().__init__({-1: {}})
-        self._parts: Any = reader, rows, recipe, lanes, notes, finals
+        self._parts: Any = reader, words, recipe, lanes, notes, finals
 
     def __bool__(self) -> bool:
         return self._parts is not None or dict.__len__(self) > 0
 
     def groups(self) -> list[Group]:
         """The lanes that have rows, as groups, ordered by the first lane of each."""
-        reader, rows, recipe, lanes, notes, finals = self._parts
+        reader, words, recipe, lanes, notes, finals = self._parts
         if recipe is not None and not finals:
-            return [Group(rows, lanes, recipe.columns, notes, None)]
+            return [Group(words, lanes, recipe.columns, notes, None)]
         found = []
-        for of_group, own in reader.groups(rows):
+        for of_group, own in reader.groups(words):
             ended = np.array([lane in finals for lane in lanes[own].tolist()])
             for part in (own[ended], own[~ended]):
                 if len(part):
                     last = [finals[lane] for lane in lanes[part].tolist() if lane in finals]
-                    found.append(Group(rows[part], lanes[part], of_group.columns, notes, last or None))
+                    found.append(Group(words.take(part, 1), lanes[part], of_group.columns, notes, last or None))
         return sorted(found, key=lambda group: int(group.lanes[0]))
 
     def _others(self) -> dict[int, dict[str, Any]]:
@@ -315,10 +354,10 @@ class Infos(dict[int, dict[str, Any]]):
         """As the function of this name, while nothing was looked at."""
         if self._parts is None:
             return None
-        _, rows, recipe, lanes, notes, finals = self._parts
+        _, words, recipe, lanes, notes, finals = self._parts
         if recipe is None or recipe.plain is None or len(lanes) != count or notes or finals:
             return None
-        arrays: dict[str, Any] = recipe.arrays(rows)
+        arrays: dict[str, Any] = recipe.arrays(words)
         return arrays
 
     def stacked(self, count: int, add: AddInfo) -> dict[str, Any] | None:

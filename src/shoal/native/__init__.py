@@ -19,7 +19,7 @@ from shoal.support.frames import caller_level
 __all__ = [
     "AUTORESET", "COLLECT_ALARM", "COLLECT_TIMEOUT", "IN_USE", "KIND", "MISSING", "MIXED_SLOTS", "NOT_TAKEN",
     "OP_BEGIN", "OP_RESET", "OP_RESTART", "OP_STEP", "REMEDY", "STAT_AT", "STAT_SINCE_NS", "STAT_STEPS", "Block",
-    "Kernel", "Lanes", "Turn", "merge", "outside", "standardize", "write_rows",
+    "Kernel", "Lanes", "Turn", "merge", "outside", "standardize", "take_infos", "write_rows",
 ]  # fmt: skip
 
 AUTORESET, MIXED_SLOTS = layout.AUTORESET, layout.MIXED_SLOTS
@@ -52,7 +52,7 @@ REMEDY = (
 _warned = False
 _functions: Any = twin if TYPE_CHECKING or core is None else core
 outside, merge, standardize = _functions.outside, _functions.merge, _functions.standardize
-write_rows = _functions.write_rows
+write_rows, take_infos = _functions.write_rows, _functions.take_infos
 
 
 def Lanes(*args: Any, **kwargs: Any) -> Any:

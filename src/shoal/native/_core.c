@@ -35,6 +35,8 @@ static PyMethodDef core_methods[] = {
      "standardize(kind, values, mean, var, epsilon, limit, out): values brought to mean 0 and variance 1"},
     {"write_rows", rows_write, METH_VARARGS,
      "write_rows(names, rows, observations, rewards, terminated, truncated, reward, targets, paths) -> whether it could"},
+    {"take_infos", (PyCFunction)(void (*)(void))info_take, METH_FASTCALL,
+     "take_infos(flags, rows, head, words) -> whether all lanes have an info that begins so, with its words copied"},
     {"spin_for", decision_spin_for, METH_VARARGS,
      "spin_for(usual_ns, spread_ns, spins, wake_ns, parties, cores) -> (rest_ns, spin_ns)"},
     {"learn", decision_learn, METH_VARARGS, "learn(usual_ns, spread_ns, ns) -> (usual_ns, spread_ns)"},

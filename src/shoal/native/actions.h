@@ -2,7 +2,8 @@
  *
  *     a buffer of just that type          is read where it lies
  *     another type, or a strided buffer   is cast into a room of our own, row by row
- *     what has no buffer                  becomes a NumPy array first: lists, tensors of torch; JAX's arrays have one
+ *     lists of lists of floats            are read number by number
+ *     what else has no buffer             becomes a NumPy array first: lists, tensors of torch; JAX's arrays have one
  *
  * A cast goes over a wide type, int64 or double, so that each type needs one loop that reads it and one that writes it.
  * Integers must fit, so that 300 never becomes 44 in a uint8. Whatever is refused here is left to spaces/leaves.py, which
@@ -166,6 +167,25 @@ static int cast_rows(const Leaf *leaf, char kind, const Py_buffer *view, char *t
     return 1;
 }
 
+/* Casts lists of floats, one for each row, as NumPy would make an array of them. Whether it could: Python's own lists
+ * and floats only, so that no code of others runs. */
+static int cast_lists(const Leaf *leaf, PyObject *lists, int64_t rows, char *to) {
+    Wide wide;
+    Py_ssize_t size = leaf->shape[0];
+    if (!PyList_CheckExact(lists) || PyList_Size(lists) != rows || size > CHUNK) return 0;
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        PyObject *list = PyList_GetItem(lists, row);
+        if (!PyList_CheckExact(list) || PyList_Size(list) != size) return 0;
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyList_GetItem(list, i);
+            if (!PyFloat_CheckExact(value)) return 0;
+            wide.real[i] = PyFloat_AsDouble(value);
+        }
+        if (!narrow_real(leaf->itemsize, wide.real, size, to + row * leaf->nbytes)) return 0;
+    }
+    return 1;
+}
+
 /* ---- batches of actions ---------------------------------------------------------------------------------- */
 
 /* Actions are one array, as `description` says; bounds of length 0 are not checked. */
@@ -230,18 +250,29 @@ static int actions_shaped(const Leaf *leaf, const Py_buffer *view, int64_t rows)
     return fits;
 }
 
+/* The room for rows that are cast; NULL with an exception set. */
+static char *actions_room(Actions *self) {
+    if (self->room == NULL && (self->room = malloc((size_t)(self->lanes * self->leaf.nbytes + 1))) == NULL)
+        PyErr_NoMemory();
+    return self->room;
+}
+
 /* Reads `rows` actions. 1: they lie in batch->values; 0: not taken; -1: raised. To be closed in any case. */
 static int actions_open(Actions *self, PyObject *actions, int64_t rows, ActionBatch *batch) {
     const Leaf *leaf = &self->leaf;
     memset(batch, 0, sizeof *batch);
     if (!self->known) return 0;
+    batch->values.itemsize = leaf->itemsize;
+    batch->values.len = (Py_ssize_t)rows * leaf->nbytes;
+    if (PyList_CheckExact(actions) && leaf->kind == 'f' && leaf->itemsize >= 4 && leaf->ndim == 1) {
+        if ((batch->values.buf = actions_room(self)) == NULL) return -1;
+        if (cast_lists(leaf, actions, rows, self->room)) return 1;
+    }
     int got = actions_view(self, actions, batch);
     if (got != 1) return got;
     const Py_buffer *view = &batch->view;
     if (!actions_shaped(leaf, view, rows)) return 0;
     char kind = format_kind(view->format), target = leaf->kind == 'n' ? 'i' : leaf->kind;
-    batch->values.itemsize = leaf->itemsize;
-    batch->values.len = (Py_ssize_t)rows * leaf->nbytes;
     if (kind == target && view->itemsize == leaf->itemsize && PyBuffer_IsContiguous(view, 'C') &&
         (uintptr_t)view->buf % (uintptr_t)view->itemsize == 0) {
         batch->values.buf = view->buf;
@@ -250,11 +281,7 @@ static int actions_open(Actions *self, PyObject *actions, int64_t rows, ActionBa
     int castable = target == 'f' ? leaf->itemsize >= 4 && kind != '\0' && strchr("fiub", kind) != NULL
                                  : (target == 'i' || target == 'u') && kind != '\0' && strchr("iub", kind) != NULL;
     if (!castable) return 0;
-    if (self->room == NULL && (self->room = malloc((size_t)(self->lanes * leaf->nbytes + 1))) == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    batch->values.buf = self->room;
+    if ((batch->values.buf = actions_room(self)) == NULL) return -1;
     return cast_rows(leaf, kind, view, self->room);
 }
 

@@ -183,4 +183,37 @@ static int info_write(const InfoSchema *schema, PyObject *info, char *row, PyObj
     return result;
 }
 
+/* ---- the caller's side --------------------------------------------------------------------------------------- */
+
+/* Copies rows of INFO_BYTES, each of which must begin with `head`, so that each of their words of eight bytes becomes a row
+ * of `words`. Whether all lanes have such a row, and nothing beside it, as their flags say. */
+static int info_transpose(const uint8_t *flags, const char *rows, const Py_buffer *head, int64_t lanes, int64_t count,
+                          uint64_t *words) {
+    for (int64_t lane = 0; lane < lanes; lane++, rows += INFO_BYTES) {
+        if (flags[lane] != STATUS_INFO || memcmp(rows, head->buf, (size_t)head->len) != 0) return 0;
+        for (int64_t word = 0; word < count; word++)
+            memcpy(&words[word * lanes + lane], rows + word * (int64_t)sizeof(uint64_t), sizeof(uint64_t));
+    }
+    return 1;
+}
+
+/* take_infos(flags, rows, head, words) -> whether all lanes have an info that begins so; see info_transpose. */
+static PyObject *info_take(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given) {
+    Py_buffer views[4] = {{0}};
+    PyObject *result = NULL;
+    if (given != 4) return PyErr_Format(PyExc_TypeError, "take_infos takes flags, rows, head and words");
+    int held = views_get(args, views, 4, 3);
+    if (held == 4) {
+        Py_ssize_t lanes = views[0].len, word = (Py_ssize_t)sizeof(uint64_t);
+        Py_ssize_t count = lanes > 0 ? views[3].len / word / lanes : 0;
+        if (views[1].len != lanes * INFO_BYTES || views[3].len != count * lanes * word || count * word > INFO_BYTES ||
+            views[2].len > INFO_BYTES)
+            PyErr_SetString(PyExc_ValueError, "flags, rows, head and words do not fit each other");
+        else
+            result = PyBool_FromLong(info_transpose(views[0].buf, views[1].buf, &views[2], lanes, count, views[3].buf));
+    }
+    views_release(views, held);
+    return result;
+}
+
 #endif

@@ -19,10 +19,10 @@
 
 #include <stdlib.h>
 
-/* What a Block holds of Python: a list of bound env.step, one for each lane; the actions, which are an array [lanes], a
- * list of the rows of its own lanes, or a callable(lane); the callbacks. LEARN and PARTS are NULL where infos have no
- * rows in the slab. */
-enum { STEPS, ACTIONS, SPECIAL, FINISH, NOTE, STORE, FAILED, FLUSH, LEARN, PARTS, HELD };
+/* What a Block holds of Python: a list of bound env.step, one for each lane; the actions, which are an array [lanes], an
+ * array of the rows of its own lanes, or a callable(lane); the callbacks. LEARN and PARTS are NULL where infos have no
+ * rows in the slab. COPIED is a copy of the rows during a pass in which all lanes are stepped, NULL otherwise. */
+enum { STEPS, ACTIONS, SPECIAL, FINISH, NOTE, STORE, FAILED, FLUSH, LEARN, PARTS, COPIED, HELD };
 
 typedef struct {
     PyObject_HEAD
@@ -85,13 +85,11 @@ static int block_init(Block *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) 
         Py_XINCREF(held[i]);
         self->held[i] = held[i];
     }
-    if (self->action_kind == ACTION_ROW) { /* views that are made once */
+    if (self->action_kind == ACTION_ROW) {
         PyObject *own = PySequence_GetSlice(actions, self->start, self->stop);
-        PyObject *rows = own ? PySequence_List(own) : NULL;
-        Py_XDECREF(own);
-        if (rows == NULL) return -1;
+        if (own == NULL) return -1;
         Py_DECREF(actions);
-        self->held[ACTIONS] = rows;
+        self->held[ACTIONS] = own;
     }
     if ((self->copy_name = PyUnicode_FromString("__copy__")) == NULL) return -1; /* quicker than `copy` */
     if (PyList_Size(steps) != self->stop - self->start)
@@ -182,9 +180,24 @@ static PyObject *block_action(Block *self, int64_t lane) {
         return action;
     }
     if (self->action_kind == ACTION_SCALAR) return PySequence_GetItem(self->held[ACTIONS], lane);
-    PyObject *row = PyList_GetItem(self->held[ACTIONS], lane - self->start);
+    if (self->held[COPIED] != NULL) return PySequence_GetItem(self->held[COPIED], lane - self->start);
+    PyObject *row = PySequence_GetItem(self->held[ACTIONS], lane - self->start);
     /* A copy: envs keep and change their actions, and the slab will hold the next one. */
-    return row ? PyObject_CallMethodObjArgs(row, self->copy_name, NULL) : NULL;
+    PyObject *own = row ? PyObject_CallMethodObjArgs(row, self->copy_name, NULL) : NULL;
+    Py_XDECREF(row);
+    return own;
+}
+
+/* Copies the actions of all lanes at once, if all of them wait for a step: a row of that takes a third of the time of a
+ * copy of its own. A lane that is asked later may have another action by then, so it gets its own copy. */
+static int block_copy_actions(Block *self) {
+    if (self->action_kind != ACTION_ROW) return 0;
+    for (int64_t lane = self->start; lane < self->stop; lane++)
+        if (atomic_load_explicit(&self->at.requested[lane], memory_order_acquire) ==
+            atomic_load_explicit(&self->at.answered[lane], memory_order_relaxed))
+            return 0;
+    self->held[COPIED] = PyObject_CallMethodObjArgs(self->held[ACTIONS], self->copy_name, NULL);
+    return self->held[COPIED] == NULL ? -1 : 0;
 }
 
 /* A flag as an env returns it: a bool of Python or NumPy, or anything that is true or false, but for a text, of which
@@ -357,7 +370,7 @@ static PyObject *block_run(PyObject *object, PyObject *Py_UNUSED(ignored)) {
     Block *self = (Block *)object;
     int64_t began = now_ns(), clock = began, stepped = 0, waking = block_waking(self, began);
     uint32_t to_ring = 0;
-    int outcome = 0;
+    int outcome = block_copy_actions(self);
     for (int64_t lane = self->start; lane < self->stop && outcome == 0; lane++) {
         uint64_t sequence = atomic_load_explicit(&self->at.requested[lane], memory_order_acquire);
         if (sequence == atomic_load_explicit(&self->at.answered[lane], memory_order_relaxed)) continue;
@@ -376,6 +389,7 @@ static PyObject *block_run(PyObject *object, PyObject *Py_UNUSED(ignored)) {
             if (COUNTING && delayed) clock = now_ns(); /* the next env is not to blame for it */
         }
     }
+    Py_CLEAR(self->held[COPIED]);
     if (stepped > 0) block_passed(self, stepped, waking, began, clock);
     if (to_ring > 0) bell_ring(self->at.pool_bell, to_ring);
     if (outcome < 0 || block_flush(self) < 0) return NULL;

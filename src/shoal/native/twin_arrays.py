@@ -1,4 +1,4 @@
-"""The core's functions on arrays in plain Python: bounds of actions, running moments, rows of agents."""
+"""The core's functions on arrays in plain Python: bounds of actions, running moments, rows of agents and of infos."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["merge", "outside", "standardize", "write_rows"]
+from shoal.native.layout import STATUS_INFO
+
+__all__ = ["merge", "outside", "standardize", "take_infos", "write_rows"]
 
 Array = npt.NDArray[Any]
 
@@ -38,6 +40,19 @@ def standardize(kind: str, values: Array, mean: Array, var: Array, epsilon: floa
     """Write (values - mean) / sqrt(var + epsilon), within [-limit, limit], into `out`."""
     result = (values.reshape(-1, *mean.shape) - mean) / np.sqrt(var + epsilon)
     out[...] = np.maximum(np.minimum(result, limit), -limit).reshape(out.shape)
+
+
+def take_infos(flags: Array, rows: Array, head: bytes, words: Array) -> bool:
+    """Copy rows of infos, uint8 [n, bytes], so that each of their words of eight bytes becomes a row of `words`.
+
+    Returns:
+        Whether all lanes have a row that begins with `head`, and nothing beside it, as their flags say. Otherwise
+        `words` holds nothing of use.
+    """
+    if (flags != STATUS_INFO).any() or rows[:, : len(head)].tobytes() != head * len(rows):
+        return False
+    words[...] = rows.view(np.float64)[:, : len(words)].T
+    return True
 
 
 def write_rows(

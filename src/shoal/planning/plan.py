@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from shoal.envs.functions import EnvFn
 from shoal.errors import BadEnv, DataError, ShoalError, StepTimeout
 from shoal.options import PoolOptions
 from shoal.planning.probe import Open, Subject, measure
+from shoal.planning.trials import LONGEST_BATCH, PlanTrials
 from shoal.support.checks import check_choice, number, whole_number
 from shoal.support.cores import cores_beside, torch_fills_cores, usable_cores
 from shoal.worker.measurement import Measurement, Overhead
@@ -38,6 +39,10 @@ PROCESSES = 25e-6  # sleeping and waking up again
 PROCESS_TURN = 12e-6  # CPU for each worker process that takes a turn, where they outnumber the cores
 THREAD_TURN = 40e-6  # the same for a thread, under the GIL
 MOST_PROCESSES = 128
+WAITS = 0.2  # an env waits if it does so for more than this part of a step
+TRIED = ("hybrid", "processes")  # backends that are tried with stand-ins,
+MOST_TRIALS = 4  # so many of them at most,
+PROMISING = 1.4  # if they are predicted to take less than so many times as long as the best
 MARGIN = 0.97  # a more complicated choice must be predicted to take less than this of a simpler one
 
 
@@ -218,7 +223,7 @@ def measured_plan(
     if count == 1:
         return Plan("processes" if options.isolate else "serial", 1, "there is one env")
     try:
-        measured = measure(Subject.among(env_fns, cores), batch_size, options, patience, open_pool)
+        measured, recording = measure(Subject.among(env_fns, cores), batch_size, options, patience, open_pool)
     except BadEnv as error:
         if options.isolate:
             raise
@@ -228,14 +233,49 @@ def measured_plan(
             raise
         text = str(error).strip().partition("\n")[0]
         return Plan("processes", min(int(options.num_workers or cores), count), f"it could not be measured: {text}")
+    alone = _choose(measured, count, batch_size, cores, options.num_workers, options.isolate)
     if options.learner_threads is None and torch_fills_cores():
         beside = _choose(measured, count, batch_size, cores, options.num_workers, options.isolate, late=LATE)
-        alone = _choose(measured, count, batch_size, cores, options.num_workers, options.isolate)
-        if beside.backend == alone.backend:
-            return alone
-        advice = f"torch.set_num_threads(1) would make room for {alone.backend!r} ({alone.expected or 0:,.0f} steps/s)"
-        return replace(beside, reason=f"{beside.reason}; torch's threads take all cores: {advice}")
-    return _choose(measured, count, batch_size, cores, options.num_workers, options.isolate)
+        if beside.backend != alone.backend:
+            advice = (
+                f"torch.set_num_threads(1) would make room for {alone.backend!r} ({alone.expected or 0:,.0f} steps/s)"
+            )
+            return replace(beside, reason=f"{beside.reason}; torch's threads take all cores: {advice}")
+    if recording is None or batch_size < count:
+        return alone
+    trials = PlanTrials(recording, measured, count, options, open_pool)
+    return _tried(alone, trials.seconds, count, cores, options)
+
+
+def _tried(plan: Plan, run: Callable[[str, int], float | None], count: int, cores: int, options: PoolOptions) -> Plan:
+    """The plan, or a better one of those that are predicted to be about as fast: as trials with stand-ins tell.
+
+    Only where a batch is short and workers have a part in it: what they add to longer ones is predicted well enough.
+    Stand-ins compute, so envs that wait are not tried.
+
+    Args:
+        run: tries a backend with a number of workers; the seconds of a batch, None where it could not.
+    """
+    measured, expected = plan.measured, plan.expected
+    assert measured is not None
+    assert expected is not None
+    if plan.backend not in TRIED or measured.waiting > WAITS or count / expected > LONGEST_BATCH:
+        return plan
+    found = _candidates(count, cores, options.num_workers, options.isolate, measured)
+    predicted = {one: predict(measured, *one, count, count, cores) for one in found}
+    close = [one for one in found if one[0] in TRIED and predicted[one] * expected < PROMISING * count]
+    trials = sorted(close, key=lambda one: predicted[one])[:MOST_TRIALS]
+    took = {one: seconds for one in trials if (seconds := run(*one)) is not None}
+    if not took:
+        return plan
+    if ("serial", 1) in predicted:
+        took["serial", 1] = predicted["serial", 1]
+    best: tuple[str, int] | None = None
+    for one in [one for one in found if one in took]:  # from the simplest on
+        if best is None or took[one] < took[best] * MARGIN:
+            best = one
+    assert best is not None
+    return _explained(best, measured, count / took[best], cores)
 
 
 def _choose(
@@ -255,17 +295,21 @@ def _choose(
         if best is None or cost < best[0] * MARGIN:
             best, expected = (cost, backend, workers), batch_size / seconds
     assert best is not None
-    _, backend, workers = best
+    return _explained(best[1:], measured, expected, cores)
+
+
+def _explained(choice: tuple[str, int], measured: Measurement, expected: float, cores: int) -> Plan:
+    """The plan for a backend and a number of workers, with so many steps per second expected."""
     reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
     reason += f"; expected {expected:,.0f} steps/s on {cores} cores"
-    return Plan(backend, workers, reason, measured, expected=expected)
+    return Plan(*choice, reason, measured, expected=expected)
 
 
 def _candidates(
     count: int, cores: int, num_workers: int | None, isolate: bool, measured: Measurement
 ) -> list[tuple[str, int]]:
     """From the simplest to the most complicated."""
-    waits = measured.waiting > 0.2
+    waits = measured.waiting > WAITS
     few = worker_counts(count, cores) if num_workers is None else [min(int(num_workers), count)]
     many = few[-1:]
     while waits and num_workers is None and many[-1] < count:

@@ -34,6 +34,7 @@ from shoal.options import PoolOptions
 from shoal.spaces.leaves import flatten
 from shoal.support.deadline import NEVER, Deadline
 from shoal.worker.measurement import MEASURING, Measurement, Overhead, Probe
+from shoal.worker.stand_ins import Answer, Playback
 
 SIDE_BY_SIDE = 8  # envs that are stepped in turn, at most,
 QUICK_START = 1.0  # if the first one is there after so many seconds
@@ -66,20 +67,29 @@ class Subject(NamedTuple):
         return cls(env_fns[last], last, env_fns[max(1, last + 1 - block) : last])
 
 
-def measure(subject: Subject, lanes: int, options: PoolOptions, patience: Patience, open_pool: Open) -> Measurement:
-    """What a step costs: the env's own time, and what Shoal adds for a batch of so many lanes.
+class Recording(NamedTuple):
+    """The spaces of an env, of observations and of actions, and some of its answers."""
+
+    spaces: tuple[Space[Any], Space[Any]]
+    answers: Sequence[Answer]
+
+
+def measure(
+    subject: Subject, lanes: int, options: PoolOptions, patience: Patience, open_pool: Open
+) -> tuple[Measurement, Recording | None]:
+    """What a step costs: the env's own time, and what Shoal adds for a batch of so many lanes; and some answers.
 
     `open_pool` builds a pool in this process and closes it again.
     """
     spaces, probe = _in_a_process(subject, options.start_method, patience)
     if not probe.answers:
-        return probe.measurement
+        return probe.measurement, None
     try:
-        answers = [loads(answer) for answer in loads(probe.answers)]
-        overhead = _overhead(spaces, answers, lanes, options, open_pool)
+        recording = Recording(spaces, [loads(answer) for answer in loads(probe.answers)])
+        overhead = _overhead(recording, lanes, options, open_pool)
     except Exception:  # classes that only the worker has, or answers that the pool will refuse: then it says why
-        return probe.measurement
-    return replace(probe.measurement, overhead=overhead)
+        return probe.measurement, None
+    return replace(probe.measurement, overhead=overhead), recording
 
 
 def _in_a_process(
@@ -103,40 +113,17 @@ def _in_a_process(
         worker.close(Deadline.after(1.0))
 
 
-class Playback(gymnasium.Env[Any, Any]):
-    """Returns recorded answers, and does nothing else."""
-
-    def __init__(self, spaces: tuple[Space[Any], Space[Any]], answers: Sequence[tuple[Any, dict[str, Any]]]):
-        self.observation_space, self.action_space = spaces
-        self._first = answers[0]
-        steps = [(obs, 0.0, False, False, info) for obs, info in answers]
-        # A call of `next` costs less than one of a method. The action is its default, which is never returned.
-        self.step = functools.partial(next, itertools.cycle(steps))  # type: ignore[method-assign]
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        return self._first
-
-
-def _overhead(
-    spaces: tuple[Space[Any], Space[Any]],
-    answers: Sequence[tuple[Any, dict[str, Any]]],
-    lanes: int,
-    options: PoolOptions,
-    open_pool: Open,
-) -> Overhead:
+def _overhead(recording: Recording, lanes: int, options: PoolOptions, open_pool: Open) -> Overhead:
     """Step stand-ins in this process, and see what the pool's caller and its worker take."""
+    spaces, answers = recording
     count = min(lanes, _lanes_that_fit(spaces[0]))
-    serial = replace(
-        options, backend="serial", num_workers=None, batch_size=None, batch_envs=None, order="ready", isolate=False,
-        seed=None, observation_mode="same", env_kwargs=None, plan=None,
-    )  # fmt: skip
-    space = batch_space(spaces[1], count)
-    actions = itertools.cycle([space.sample() for _ in range(8)])
+    serial = for_stand_ins(options, "serial", None)
     with open_pool([functools.partial(Playback, spaces, answers)] * count, serial) as scheduler:
         ids = scheduler.table.all_ids
         scheduler.reset(ids, [None] * count, [None] * count, NEVER)
         scheduler.wait_for(ids, NEVER)
-        _, caller, lane = min(_timed(scheduler, actions) for _ in range(ROUNDS))
+        step = step_once(scheduler, batch_space(spaces[1], count))
+        _, caller, lane = min(_timed(scheduler, step) for _ in range(ROUNDS))
         table = scheduler.table
         noted = table.status[table.slot, table.all_ids] & STATUS_NOTE != 0
     packed, unpacked = _message(answers) if noted.any() else (0.0, 0.0)
@@ -149,21 +136,39 @@ def _lanes_that_fit(observation_space: Space[Any]) -> int:
     return max(1, min(MOST_LANES, MOST_BYTES // max(1, sum(sizes))))
 
 
-def _timed(scheduler: Scheduler, actions: Any) -> tuple[float, float, float]:
+def for_stand_ins(options: PoolOptions, backend: str, workers: int | None) -> PoolOptions:
+    """The options of a pool of stand-ins: the user's, but for those that say which envs, and how many of them."""
+    return replace(
+        options, backend=backend, num_workers=workers, batch_size=None, batch_envs=None, order="ready", isolate=False,
+        seed=None, observation_mode="same", env_kwargs=None, plan=None,
+    )  # fmt: skip
+
+
+def step_once(scheduler: Scheduler, action_space: Space[Any]) -> Callable[[], None]:
+    """A function that does once what the face of a pool does in a step; actions are samples of the space."""
+    actions, answers = itertools.cycle([action_space.sample() for _ in range(8)]), scheduler.table.answers
+    joiner: Any = gymnasium.vector.VectorEnv()  # joins infos as the face of a pool does
+    joiner.num_envs = count = scheduler.table.count
+
+    def step() -> None:
+        ready = scheduler.exchange(next(actions), NEVER)
+        answers.take_step(ready)
+        if ready.infos:
+            stacked(ready.infos, count, joiner._add_info)
+
+    return step
+
+
+def _timed(scheduler: Scheduler, step: Callable[[], None]) -> tuple[float, float, float]:
     """Seconds of a batch, the part of them outside of the worker, and those of a lane in it."""
     table = scheduler.table
-    stats, count, answers = table.slab.array("stats")[0], table.count, table.answers
-    joiner: Any = gymnasium.vector.VectorEnv()  # joins infos as the face of a pool does
-    joiner.num_envs = count
+    stats, count = table.slab.array("stats")[0], table.count
     table.slab.settle()
     busy, batches, clock = int(stats[layout.STAT_BUSY_NS]), 0, time.perf_counter
     began = now = clock()
     while now - began < ROUND:
-        for _ in range(2):
-            ready = scheduler.exchange(next(actions), NEVER)
-            answers.take_step(ready)
-            if ready.infos:
-                stacked(ready.infos, count, joiner._add_info)
+        step()
+        step()
         batches += 2
         now = clock()
     took = (now - began) / batches
