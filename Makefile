@@ -19,7 +19,7 @@ help:
 	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
-	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
+	@echo "make bench-quick  the figures and plots of docs/explanation/benchmarks.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
 	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
 	@echo "make soak      $(MINUTES) minutes of random faults under load"

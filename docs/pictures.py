@@ -1,6 +1,6 @@
-"""Draws the packages of Shoal for docs/architecture.md, from the imports in the code.
+"""Draws the packages of Shoal for docs/explanation/architecture.md, from the imports in the code.
 
-python docs/pictures.py           writes the picture into docs/architecture.md
+python docs/pictures.py           writes the picture into docs/explanation/architecture.md
 python docs/pictures.py --check   says whether the picture there is the one that the code gives
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "shoal"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN, END = "<!-- packages: made by python docs/pictures.py -->", "<!-- packages: end -->"
 # Small modules that nearly everything imports would hide the picture.
 LEFT_OUT = {"__init__", "errors", "batch", "support", "emulation", "group"}
@@ -72,5 +72,5 @@ def page() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text() == page() else "docs/architecture.md: run python docs/pictures.py")
+        sys.exit(0 if PAGE.read_text() == page() else "docs/explanation/architecture.md: run python docs/pictures.py")
     PAGE.write_text(page())

@@ -33,7 +33,7 @@ class PoolOptions:
             recycle_after say that envs may crash or hang, or where the env could not be measured); `pool.plan` says
             what and why. "ray" runs blocks of envs in
             actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); "auto" never
-            chooses these two (docs/distributed.md).
+            chooses these two (docs/guides/clusters.md).
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
         learner_threads: cores that "auto" leaves to the caller's learner; None for as many threads as torch was told to

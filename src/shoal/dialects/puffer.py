@@ -303,7 +303,7 @@ class Multiprocessing(_Vectorized):
 
 
 class Ray(Multiprocessing):
-    """Steps envs in actors of a Ray cluster, several in each; see docs/distributed.md.
+    """Steps envs in actors of a Ray cluster, several in each; see docs/guides/clusters.md.
 
     Args:
         num_workers: actors; by default as many as the cluster has room for.

@@ -247,7 +247,7 @@ def _about_ranks(advice: Advice) -> str:
         alone = f"; one node alone, without a cluster, makes up to {figure(advice.alone)} that way"
     return (
         f"move the policy to the nodes: data-parallel ranks, at most {figure(advice.apart)} steps/s on all {nodes:,} "
-        f"if each runs it as fast as the driver does (docs/distributed.md){alone}"
+        f"if each runs it as fast as the driver does (docs/guides/clusters.md){alone}"
     )
 
 

@@ -84,7 +84,7 @@ class Costs:
 
     Of the driver and of an actor, only the threads count that do one thing after the other. The time of Ray's other
     threads is in `transport`. `benchmarks/scaling_model.py --parts constants --save` has measured the values and
-    writes them here; see docs/scaling.md.
+    writes them here; see docs/explanation/scaling.md.
 
     Attributes:
         batch: time of the driver's CPU for the recv and send of a batch.
