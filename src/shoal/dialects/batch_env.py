@@ -443,7 +443,7 @@ class BatchEnv(ClosedByWith):
             timeout: seconds for all ExternalProcesses together. Then each has one more second, and is ended by force.
 
         Raises:
-            the first error of an env's close, after all envs are closed.
+            Exception: the first error of an env's close, after all envs are closed.
         """
         if self._closed:
             return
