@@ -166,7 +166,8 @@ $(PEERS_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(PEERS_VENV)/bin/python -m pip install --quiet --editable ".[test]" $(PEERS)
 	$(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
-PEERS := "skrl>=2.1,<3" "dm-control>=1.0" "envpool>=1.2,<2" "gymnax>=1.0,<2" nvidia-ml-py rich-argparse "ray[rllib]>=2.40,<3"
+PEERS := "skrl>=2.1,<3" "dm-control>=1.0" "mujoco<4" "envpool>=1.2,<2" "gymnax>=1.0,<2" six nvidia-ml-py rich-argparse \
+	"ray[rllib]>=2.40,<3"
 
 docs: docs-build docs-test
 	SHOAL_SITE=1 $(DOCS_VENV)/bin/python -m pytest -q tests/site/test_in_browser.py
@@ -181,7 +182,7 @@ docs-serve: $(DOCS_VENV)/.ready
 # Each example in the environment that has what it needs; those of TensorFlow are a part of `make test-tf`.
 docs-test: $(VENV)/.ready $(PEERS_VENV)/.ready
 	SHOAL_SITE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/site/test_all_blocks.py
-	SHOAL_SITE=1 SHOAL_ONLY="pufferlib envpool skrl gymnax dm_control rllib" $(PEERS_VENV)/bin/python -m pytest -q -n $(JOBS) \
+	SHOAL_SITE=1 MUJOCO_GL=disable SHOAL_ONLY="pufferlib envpool skrl gymnax dm_control rllib" $(PEERS_VENV)/bin/python -m pytest -q -n $(JOBS) \
 		--dist worksteal tests/site/test_all_blocks.py
 
 bench: $(BENCH_VENV)/.ready

@@ -1,7 +1,7 @@
 """Draws the pictures of the site: from the imports in the code, from measured figures, and from running pools.
 
 python docs/pictures.py            draws packages, step, async and speed, which are the same each time
-python docs/pictures.py --check    says whether the pictures in docs/pictures are those that the code and the figures give
+python docs/pictures.py --check    says whether docs/pictures has the pictures that the code and the figures give
 python docs/pictures.py --live     draws top and profile, too, from pools that run meanwhile (profile needs Chromium)
 """
 
@@ -76,7 +76,9 @@ def rows_of(graph: dict[str, set[str]]) -> list[list[str]]:
 
     heights = {part: height(part) for part in graph}
     rows = [sorted(part for part in graph if heights[part] == level) for level in range(max(heights.values()) + 1)]
-    place = {part: index / max(1, len(row) - 1) if len(row) > 1 else 0.5 for row in rows for index, part in enumerate(row)}
+    place = {
+        part: index / max(1, len(row) - 1) if len(row) > 1 else 0.5 for row in rows for index, part in enumerate(row)
+    }
     for _ in range(8):  # each part moves to the mean place of its neighbours
         for row in rows:
             row.sort(key=lambda part: (_mean([place[one] for one in _neighbours(graph, part)], place[part]), part))
@@ -152,7 +154,12 @@ def step() -> str:
 
 # ---- async: full batches and partial ones ------------------------------------------------------------------------
 
-TIMES = ((3, 2, 7, 2, 3, 2, 4, 3, 2, 4), (2, 3, 2, 6, 2, 3, 3, 2, 5, 2), (4, 2, 2, 3, 8, 2, 2, 4, 2, 3), (2, 6, 3, 2, 2, 4, 2, 7, 2, 3))
+TIMES = (
+    (3, 2, 7, 2, 3, 2, 4, 3, 2, 4),
+    (2, 3, 2, 6, 2, 3, 3, 2, 5, 2),
+    (4, 2, 2, 3, 8, 2, 2, 4, 2, 3),
+    (2, 6, 3, 2, 2, 4, 2, 7, 2, 3),
+)
 UNTIL, POLICY = 32.0, 0.7  # length of the picture, and of the policy's work on a batch
 
 
@@ -197,10 +204,17 @@ def asynchronous() -> str:
 # ---- speed: our figures beside those of others -------------------------------------------------------------------
 
 SHOWN = {  # the names in bench.json, and what the picture calls them
-    "EnvPool (C++)": "EnvPool, a CartPole of its own in C++", "2 plain loops": "limit of Python envs: 2 bare loops", "Shoal auto": "Shoal", "Gymnasium Sync": "Gymnasium SyncVectorEnv",
-    "SB3 DummyVecEnv": "SB3 DummyVecEnv", "PufferLib Serial": "PufferLib Serial", "PufferLib mp x1": "PufferLib Multiprocessing",
-    "tianshou Dummy": "tianshou DummyVectorEnv", "SB3 SubprocVecEnv": "SB3 SubprocVecEnv", "Gymnasium Async": "Gymnasium AsyncVectorEnv",
-}  # fmt: skip
+    "EnvPool (C++)": "EnvPool, a CartPole of its own in C++",
+    "2 plain loops": "limit of Python envs: 2 bare loops",
+    "Shoal auto": "Shoal",
+    "Gymnasium Sync": "Gymnasium SyncVectorEnv",
+    "SB3 DummyVecEnv": "SB3 DummyVecEnv",
+    "PufferLib Serial": "PufferLib Serial",
+    "PufferLib mp x1": "PufferLib Multiprocessing",
+    "tianshou Dummy": "tianshou DummyVectorEnv",
+    "SB3 SubprocVecEnv": "SB3 SubprocVecEnv",
+    "Gymnasium Async": "Gymnasium AsyncVectorEnv",
+}
 
 
 def speed() -> str:

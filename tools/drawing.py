@@ -23,7 +23,9 @@ class Drawing:
             f'<rect width="{width:g}" height="{height:g}" fill="#ffffff" rx="6"/>',
         ]
 
-    def box(self, x: float, y: float, width: float, height: float, fill: str, edge: str = "none", rx: float = 3) -> None:
+    def box(
+        self, x: float, y: float, width: float, height: float, fill: str, edge: str = "none", rx: float = 3
+    ) -> None:
         """A rectangle; `x` and `y` are its upper left corner."""
         self._parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{rx:g}" fill="{fill}" '
@@ -31,7 +33,15 @@ class Drawing:
         )
 
     def text(
-        self, x: float, y: float, text: str, *, fill: str = INK, anchor: str = "start", size: float = 13, bold: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        fill: str = INK,
+        anchor: str = "start",
+        size: float = 13,
+        bold: bool = False,
     ) -> None:
         """A line of text whose base line begins, ends or is centred at a point."""
         weight = ' font-weight="600"' if bold else ""
@@ -41,7 +51,15 @@ class Drawing:
         )
 
     def line(
-        self, x: float, y: float, to_x: float, to_y: float, *, edge: str = GREY, dashed: bool = False, arrow: bool = False
+        self,
+        x: float,
+        y: float,
+        to_x: float,
+        to_y: float,
+        *,
+        edge: str = GREY,
+        dashed: bool = False,
+        arrow: bool = False,
     ) -> None:
         """A straight line."""
         more = (' stroke-dasharray="4 3"' if dashed else "") + (' marker-end="url(#head)"' if arrow else "")

@@ -1,7 +1,7 @@
 """What mkdocs calls while it builds the site: pages that are made of other files, and links that leave docs/.
 
-A link from a page to a file of the repository (an example, a script) leads to a page with the text of that file, so that
-the site is whole without a network. Tables of errors and of commands are made of the code that they describe.
+A link from a page to a file of the repository (an example, a script) leads to a page with the text of that file, so
+that the site is whole without a network. Tables of errors and of commands are made of the code that they describe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 BLOCK = re.compile(r"^( *```)(python|diff) [\w ]+$", re.MULTILINE)  # the word after it says where a test runs it
 MARK = re.compile(r"<!-- (errors|options of shoal (\w+)) -->")
 # Files of the repository that are pages of the site under another name.
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing/index.md", "CHANGELOG.md": "contributing/changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing/index.md",
+    "CHANGELOG.md": "contributing/changelog.md",
+}
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".toml": "toml", ".txt": "text"}
 
 
@@ -106,7 +110,9 @@ def _errors() -> str:
         kind = getattr(shoal.errors, name)
         meaning, _, rest = " ".join((kind.__doc__ or "").split("Attributes:")[0].split()).partition("What to do: ")
         bases = [base.__name__ for base in kind.__bases__ if base.__module__ == "builtins" and base is not Exception]
-        rows.append(f"| [`{name}`][shoal.errors.{name}] | {', '.join(f'`{one}`' for one in bases)} | {meaning} | {rest} |")
+        rows.append(
+            f"| [`{name}`][shoal.errors.{name}] | {', '.join(f'`{one}`' for one in bases)} | {meaning} | {rest} |"
+        )
     return "\n".join(rows)
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,33 +36,60 @@ from shoal.support.checks import (
 from shoal.support.deadline import CLOSE_TIMEOUT, NEVER, Deadline
 from shoal.support.frames import caller_level
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.options import PoolKeywords
+
 __all__ = ["Pool"]
 
 
 class Pool(LaneCalls):
-    """Many envs as one.
+    """Many envs as one. Each env is a lane, a row of the batches; an env with several agents has a lane for each.
+
+        with shoal.Pool("CartPole-v1", num_envs=64, batch_size=32) as pool:
+            pool.async_reset(seed=0)
+            for _ in range(1000):
+                batch = pool.recv()  # the first 32 that are ready
+                pool.send((batch.obs[:, 2] > 0).astype(int), batch.env_id)
+
+    `step` sends actions to all envs and waits for them; `send` and `recv` do the two halves for some of them.
 
     Args:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
-        **options: the fields of `shoal.options.PoolOptions`, which says what each of them does: backend, num_workers,
-            batch_size, autoreset, copy, seed, on_error, step_timeout, env_kwargs, plan, ...
+        **options: the fields of `shoal.options.PoolOptions`, which says what each of them does. How to run: backend,
+            num_workers, isolate, plan. The env: env_kwargs, seed, autoreset, infos. Batches: batch_size, order. Faults:
+            on_error, step_timeout, recycle_after, check_nan. Memory: copy, frames. All others are for rare cases.
 
     Attributes:
-        num_envs, batch_size: how many lanes there are, and how many of them `recv` waits for.
-        single_observation_space, single_action_space: of one env, or of one of its lanes.
-        observation_space, action_space: of all of them, batched as Gymnasium does.
-        autoreset, options: the mode, and all options as given.
-        plan: the backend and the number of workers, and why.
-        specs: the spaces once more, metadata, render mode and spec.
-        lane_names: the names of the agents of one env, one for each of its lanes; None where lanes have no names.
-        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
-        data: reads the answers of lanes: for dialects that take just the fields that they need.
-        turn: `with pool.turn:` keeps other threads out for several calls: they get ConcurrentUse. Each call that uses
-            the envs takes it; `close` does not, and may come from any thread.
+        num_envs (int): how many lanes there are.
+        batch_size (int): how many of them `recv` waits for.
+        single_observation_space (Space): of one env, or of one of its lanes.
+        single_action_space (Space): the same for actions.
+        observation_space (Space): of all lanes, batched as Gymnasium does.
+        action_space (Space): the same for actions.
+        autoreset (str): what happens after the end of an episode.
+        options (PoolOptions): all options as given.
+        plan (Plan): the backend and the number of workers, and why.
+        specs (Any): the spaces once more, metadata, render mode and spec.
+        lane_names (list[str] | None): the names of the agents of one env, one for each of its lanes; None where lanes
+            have no names.
+        lanes_per_env (int): how many neighbouring lanes are one env's; 0 where envs differ in that.
+        data (Answers): reads the answers of lanes: for dialects that take just the fields that they need.
+        turn (Turn): `with pool.turn:` keeps other threads out for several calls: they get ConcurrentUse. Each call that
+            uses the envs takes it; `close` does not, and may come from any thread.
+
+    Raises:
+        BadEnv: `env` cannot be made into envs.
+        ValueError, TypeError: an option is not what it may be; the text says what is.
+        EnvError: an env's constructor raised; all that was started is undone.
+        SpaceMismatch: the envs have different spaces.
+        StartError: workers could not be started.
+        StepTimeout: the envs were not built within `start_timeout`.
     """
 
-    def __init__(self, env: Any, num_envs: int | None = None, **options: Any):
+    def __init__(self, env: Any, num_envs: int | None = None, **options: Unpack[PoolKeywords]):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         self.turn = native.Turn(concurrent_use)
         refuse_unknown_options(options)

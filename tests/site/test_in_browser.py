@@ -71,10 +71,18 @@ def test_a_page_on_a_phone(tab: Tab, site: str) -> None:
 
 
 def test_every_picture_is_there(tab: Tab, site: str) -> None:
-    for page in ("guides/async", "guides/tuning", "explanation/architecture", "explanation/benchmarks", "start/backends"):
+    for page in (
+        "guides/async",
+        "guides/tuning",
+        "explanation/architecture",
+        "explanation/benchmarks",
+        "start/backends",
+    ):
         tab.open(f"{site}/{page}/")
         broken = "[...document.images].filter(one => one.complete && !one.naturalWidth).map(one => one.src)"
-        assert tab.until("[...document.images].every(one => one.complete || one.loading == 'lazy') && document.images.length")
+        assert tab.until(
+            "[...document.images].every(one => one.complete || one.loading == 'lazy') && document.images.length"
+        )
         assert tab.run(broken) == []
         tab.picture(PICTURES / f"{page.replace('/', '-')}.png")
 

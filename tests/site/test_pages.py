@@ -30,7 +30,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_page_is_in_the_nav() -> None:
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
-    missing = [str(page.relative_to(ROOT / "docs")) for page in PAGES if str(page.relative_to(ROOT / "docs")) not in nav]
+    missing = [
+        str(page.relative_to(ROOT / "docs")) for page in PAGES if str(page.relative_to(ROOT / "docs")) not in nav
+    ]
     assert missing == [], "add these to the nav in mkdocs.yml"
 
 
@@ -42,7 +44,9 @@ def test_examples_are_python(block: object) -> None:
 def test_pages_that_are_named_elsewhere_exist() -> None:
     files = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     folders = ("src", "tests", "tools", "benchmarks", "examples", "Makefile", "CONTRIBUTING.md", "README.md")
-    texts = [ROOT / name for name in files if name.startswith(folders) and os.path.splitext(name)[1] in (".py", ".md", "")]
+    texts = [
+        ROOT / name for name in files if name.startswith(folders) and os.path.splitext(name)[1] in (".py", ".md", "")
+    ]
     wrong = {
         (str(path.relative_to(ROOT)), name)
         for path in texts

@@ -115,8 +115,8 @@ def find_class(env: Any) -> type[Env]:
         except LookupError as error:
             raise BadEnv(str(error)) from None
     raise BadEnv(
-        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see docs/guides/compiled.md, '
-        "or use another backend"
+        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see '
+        "docs/guides/compiled.md, or use another backend"
     )
 
 

@@ -66,7 +66,7 @@ def make_spec(task_id: Any, **options: Any) -> EnvSpec:
     """The spec that the envs would have. One of them is made for a moment, to read its spaces."""
     task = read_task(task_id, options)
     backend = task.pool_options.get("backend")
-    if is_batched(backend):
+    if backend is not None and is_batched(backend):
         pool = Pool(task.env, 1, backend=backend, env_kwargs=task.pool_options["env_kwargs"])
     else:
         pool = Pool(task.env[:1], backend="serial")
@@ -346,7 +346,7 @@ class DMEnvPool(TimeStepFace, EnvPool):
     """
 
     def __init__(self, task: EnvPoolTask):
-        dm = dialects.dm_env  # where dm_env is not installed, an ImportError says what to do
+        dm: Any = dialects.dm_env  # where dm_env is not installed, an ImportError says what to do
         self._make_spec, self._time_step = dm.make_spec, dm.dm_env.TimeStep
         super().__init__(task)
         dm.dm_env.Environment.register(DMEnvPool)  # so that isinstance checks pass
