@@ -153,6 +153,7 @@ class Pool(LaneCalls):
 
         Args:
             actions: a batch of `single_action_space`, one row for each env id, in their order.
+            env_ids: the envs, each once; None for all.
 
         Raises:
             BadAction: nothing was sent.
@@ -167,6 +168,7 @@ class Pool(LaneCalls):
         """Wait for the next `batch_size` envs that are done.
 
         Args:
+            timeout: seconds to wait at most; None for as long as it takes.
             min_batch: how many will do when the timeout is over, or when fewer than `batch_size` were sent to.
 
         Raises:
@@ -185,7 +187,20 @@ class Pool(LaneCalls):
             return self.data.batch(self._scheduler.wait_next(self.batch_size, NEVER))
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
-        """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped."""
+        """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped.
+
+        Args:
+            actions: a batch of `single_action_space`, one row for each env.
+            timeout: seconds to wait at most; None for as long as it takes.
+
+        Raises:
+            BadAction: an action does not fit; nothing was sent.
+            CallPending: an env is still busy with an earlier `send`.
+            ResetNeeded: an env must be reset first.
+            StepTimeout: the envs were not done in time; their answers are dropped by the next reset.
+            EnvError: an env raised.
+            WorkerDied: a worker is gone; the pool is closed.
+        """
         with self.turn:
             if self._fault is not None:  # as in `exchange`, of which a call would cost every step
                 raise self._fault
@@ -227,6 +242,7 @@ class Pool(LaneCalls):
             seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
             out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned:
                 fresh memory costs more than quick envs take to fill it.
+            steps: how many steps of each env.
 
         Raises:
             EnvError: an env raised; under backend="compiled" all must be reset then.
@@ -256,14 +272,27 @@ class Pool(LaneCalls):
         """Reset envs (None: all) and wait for them. A step of theirs that is pending is waited for and dropped.
 
         Args:
+            env_ids: the envs, each once; None for all.
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
             options: handed to every env's reset; a list gives each of the env ids its own.
+            timeout: seconds to wait at most; None for as long as it takes.
+
+        Raises:
+            EnvError: an env raised in its reset.
+            StepTimeout: the envs were not done in time.
+            WorkerDied: a worker is gone; the pool is closed.
         """
         with self.turn:
             return self.data.batch(self.restart(env_ids, seed, options, timeout))
 
     def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options | OptionsForAll = None) -> None:
-        """Start a reset of envs (None: all); their first observations come with recv."""
+        """Start a reset of envs (None: all); their first observations come with recv.
+
+        Args:
+            env_ids: the envs, each once; None for all.
+            seed: as for `reset`.
+            options: as for `reset`.
+        """
         with self.turn:
             self._start_reset(env_ids, seed, options, NEVER)
 
@@ -279,6 +308,7 @@ class Pool(LaneCalls):
 
         Args:
             path: a file to write it to as well.
+            timeout: seconds to wait at most for steps that are under way.
 
         Raises:
             CannotSnapshot: naming the envs that cannot be saved, and why.
@@ -300,10 +330,16 @@ class Pool(LaneCalls):
         Args:
             snapshot: what `snapshot` returned, or the file that it wrote.
             trusted: whether pickles in a file may be loaded, which runs code.
+            timeout: seconds to wait at most; None for as long as it takes.
 
         Returns:
             the last answer of every env, so that a policy knows what it has seen. Arrays from before are not valid any
             more. Results that waited to be received in the snapshot wait again.
+
+        Raises:
+            BadSnapshot: the file is damaged, does not fit this pool, or holds pickles that are not trusted; nothing was
+                changed.
+            EnvError: an env refused its state; the pool is closed.
         """
         self._check_usable()
         if not isinstance(snapshot, Snapshot):
@@ -333,6 +369,9 @@ class Pool(LaneCalls):
 
         Warns of envs that had to be forced: a SlowEnvWarning says which they are, and where they hang.
 
+        Args:
+            timeout: seconds until workers that do not leave are ended by force.
+
         Raises:
             EnvError: an env raised in its close; everything is closed all the same.
         """
@@ -346,7 +385,12 @@ class Pool(LaneCalls):
             raise error.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))
 
     def shut(self, timeout: float | None, fault: ShoalError) -> list[tuple[int, Any]]:
-        """Close everything, and let later calls raise this; the errors of envs' close, by env id."""
+        """Close everything, and let later calls raise this; the errors of envs' close, by env id.
+
+        Args:
+            timeout: as for `close`.
+            fault: what later calls raise.
+        """
         if self._fault is not None:
             return []
         self._fault = fault

@@ -25,6 +25,9 @@ def function(helper: F) -> F:
     """Mark a function that `reset`, `step` or `observe` calls, so that it is compiled with them.
 
     In plain Python it is called as it is.
+
+    Raises:
+        TypeError: it is not a plain function.
     """
     if not inspect.isfunction(helper):
         raise TypeError(f"compiled.function: expected a function, found {helper!r}")

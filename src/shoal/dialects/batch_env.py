@@ -48,7 +48,7 @@ _SHORTEST = 1.0  # seconds that an env may take to close, however long the other
 class Promise:
     """A result that an ExternalProcess is still working on.
 
-    Call it to wait for the result, for at most `timeout` seconds, as often as you like.
+    Call it to wait for the result of `call`, named `name`, for at most `timeout` seconds, as often as you like.
 
     Raises:
         EnvError: the env raised; also an instance of the env's own exception type.
