@@ -6,10 +6,12 @@ BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
+DOCS_VENV := .venv-docs
+PEERS_VENV := .venv-docs-peers
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
 .PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
-	fuzz sanitize clean
+	fuzz sanitize docs docs-build docs-serve docs-test clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
@@ -17,9 +19,11 @@ help:
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
 	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
-	@echo "make lint      ruff       make types     mypy, strict"
+	@echo "make lint      ruff       make types     mypy and pyright, strict, the examples of the site included"
+	@echo "make docs      the documentation site in build/site: links checked, every example run, opened in Chromium"
+	@echo "make docs-serve  the site, built anew while you write     make docs-test  its examples alone"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
-	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
+	@echo "make bench-quick  the figures and plots of docs/explanation/benchmarks.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
 	@echo "make faults    every test of the fault suite, $(REPEATS) times over; about an hour"
 	@echo "make soak      $(MINUTES) minutes of random faults under load"
@@ -143,8 +147,43 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+# The examples of README and site are checked as scripts of users, who have Shoal installed.
 types: $(VENV)/.ready
 	$(BIN)/mypy
+	$(BIN)/python tools/check_examples.py
+
+# mkdocs pins much, and the libraries of the migration pages are large.
+$(DOCS_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS_VENV)/bin/python -m pip install --quiet --editable ".[docs]"
+	touch $@
+
+$(PEERS_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
+	$(PEERS_VENV)/bin/python -m pip install --quiet --editable ".[test]" $(PEERS)
+	$(PEERS_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
+	touch $@
+PEERS := "skrl>=2.1,<3" "dm-control>=1.0" "mujoco<4" "envpool>=1.2,<2" "gymnax>=1.0,<2" six nvidia-ml-py rich-argparse \
+	"ray[rllib]>=2.40,<3"
+
+docs: docs-build docs-test
+	SHOAL_SITE=1 $(DOCS_VENV)/bin/python -m pytest -q tests/site/test_in_browser.py
+
+# --strict: a warning is an error, and so is a dead link, a missing picture or a page that the nav has not.
+docs-build: $(DOCS_VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet
+
+docs-serve: $(DOCS_VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs serve --livereload
+
+# Each example in the environment that has what it needs; those of TensorFlow are a part of `make test-tf`.
+docs-test: $(VENV)/.ready $(PEERS_VENV)/.ready
+	SHOAL_SITE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/site/test_all_blocks.py
+	SHOAL_SITE=1 MUJOCO_GL=disable SHOAL_ONLY="pufferlib envpool skrl gymnax dm_control rllib" $(PEERS_VENV)/bin/python -m pytest -q -n $(JOBS) \
+		--dist worksteal tests/site/test_all_blocks.py
 
 bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/throughput.py
@@ -176,4 +215,4 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(DOCS_VENV) $(PEERS_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so

@@ -1,4 +1,4 @@
-"""The figures and plots of docs/performance.md, peers included, in about ten minutes.
+"""The figures and plots of docs/explanation/benchmarks.md, peers included, in about ten minutes.
 
 Runs the other scripts in their short forms, one after the other, and writes one JSON with the date and the machine,
 and a plot for each part, to docs/plots. `python tools/fill_performance.py` then puts the tables into the page.

@@ -14,7 +14,7 @@ that is drawn at random, so that a busy while of the machine hits no part of the
 
 python benchmarks/scaling_model.py --parts constants check
 python benchmarks/scaling_model.py --parts constants --save      # the constants of shoal.scaling, anew
-python benchmarks/scaling_model.py --parts nodes --plot docs/scaling.png
+python benchmarks/scaling_model.py --parts nodes --plot docs/plots/scaling.png
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def save(costs: dict[str, float]) -> None:
     for name, value in costs.items():
         text = re.sub(rf"^    {name}: float = .*$", f"    {name}: float = {value:.2g}", text, flags=re.MULTILINE)
     path.write_text(text)
-    print(f"saved to {path}: update the table of docs/scaling.md, too")
+    print(f"saved to {path}: update the table of docs/explanation/scaling.md, too")
 
 
 # ---- check -----------------------------------------------------------------------------------------------------------

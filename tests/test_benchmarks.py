@@ -259,18 +259,20 @@ def test_every_part_of_quick_runs_a_script_that_takes_its_options(module: Any) -
 
 
 def test_the_page_has_a_place_and_a_plot_for_each_part(module: Any) -> None:
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text()
     names = [part.name for part in module("quick").PARTS]
     assert sorted(re.findall(r"<!-- bench (\w+):", page)) == sorted(["machine", *names])
-    for name in names:
-        assert f"(plots/{name}.png)" in page
+    pictures = re.findall(r"\(\.\./plots/(\w+)\.png\)", page)
+    assert len(pictures) == len(set(pictures))
+    assert set(pictures) <= set(names)
+    assert all((ROOT / "docs" / "plots" / f"{name}.png").exists() for name in pictures)
     for command in re.findall(r"`python (benchmarks/\w+\.py)", page):
         assert (ROOT / command).exists()
 
 
 def test_the_page_has_the_figures_of_the_json(module: Any) -> None:
     fill, path = module("fill_performance"), ROOT / "docs" / "plots" / "bench.json"
-    document, page = json.loads(path.read_text()), (ROOT / "docs" / "performance.md").read_text()
+    document, page = json.loads(path.read_text()), (ROOT / "docs" / "explanation" / "benchmarks.md").read_text()
     assert fill.filled(page, document) == page, "run python tools/fill_performance.py"
     for part in document["parts"]:
         assert (path.parent / f"{part['name']}.png").stat().st_size < 100_000

@@ -31,6 +31,6 @@ def test_a_clone_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_nobody_is_sent_to_another_project_of_this_name() -> None:
-    files = [REPO / "README.md", *(REPO / "docs").glob("*.md")]
+    files = [REPO / "README.md", *(REPO / "docs").rglob("*.md")]
     files += [path for folder in ("src", "examples", "benchmarks") for path in (REPO / folder).rglob("*.py")]
     assert [path for path in files if re.search(r"pip install ['\"]?shoal", path.read_text())] == []

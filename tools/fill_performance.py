@@ -1,4 +1,4 @@
-"""Puts the figures of docs/plots/bench.json into docs/performance.md, between the marks there.
+"""Puts the figures of docs/plots/bench.json into docs/explanation/benchmarks.md, between the marks there.
 
     python benchmarks/quick.py && python tools/fill_performance.py
 
@@ -20,7 +20,7 @@ import plots  # noqa: E402
 
 __all__ = ["filled"]
 
-PAGE, FIGURES = ROOT / "docs" / "performance.md", ROOT / "docs" / "plots" / "bench.json"
+PAGE, FIGURES = ROOT / "docs" / "explanation" / "benchmarks.md", ROOT / "docs" / "plots" / "bench.json"
 MARKS = re.compile(r"(<!-- bench (\w+): [^\n]* -->\n)(.*?)(<!-- end of \2 -->)", re.DOTALL)
 
 
@@ -32,10 +32,10 @@ def machine(about: dict[str, Any]) -> str:
 
 
 def table(part: dict[str, Any] | None, usual: dict[str, Any]) -> str:
-    """The tables of a part, one for each group, its command, and its machine, where that is not the usual one."""
+    """The plot and the tables of a part, its command, and its machine, where that is not the usual one."""
     if part is None:
         return "Not measured in the last run."
-    unit, blocks = part["unit"], []
+    unit, blocks = part["unit"], [f"![{part['title']}](../plots/{part['name']}.png)"]
     for group, rows in plots.groups(part).items():
         limited = any(row["of_limit"] for row in rows)
         head = [group or part["title"], unit, *(["of the limit"] if limited else [])]

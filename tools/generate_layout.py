@@ -1,4 +1,4 @@
-"""Makes what follows from the layout table: the C header `layout.h` and the tables in docs/architecture.md.
+"""Makes what follows from the layout table: the C header `layout.h` and the tables in docs/explanation/architecture.md.
 
     python tools/generate_layout.py
 
@@ -16,7 +16,7 @@ __all__ = ["c_header", "documented", "markdown"]
 
 ROOT = Path(__file__).parents[1]
 HEADER = ROOT / "src" / "shoal" / "native" / "layout.h"
-DOCS = ROOT / "docs" / "architecture.md"
+DOCS = ROOT / "docs" / "explanation" / "architecture.md"
 BEGIN = "<!-- layout table: made by python tools/generate_layout.py -->"
 END = "<!-- end of the layout table -->"
 C_TYPES = {"u1": "uint8_t", "?": "uint8_t", "u4": "uint32_t", "u8": "uint64_t", "i8": "int64_t", "f8": "double"}
@@ -68,7 +68,7 @@ def _filled(parts: Iterable[str]) -> str:
 
 
 def markdown() -> str:
-    """The two tables of docs/architecture.md."""
+    """The two tables of docs/explanation/architecture.md."""
     lines = ["| field | type | shape | written by | what it is |", "|---|---|---|---|---|"]
     for row in layout.FIELDS:
         axes = [str(layout.CONSTANTS.get(axis, axis)) for axis in row.shape]

@@ -30,11 +30,17 @@ __all__ = [
 
 
 class ShoalError(Exception):
-    """Base of all errors here."""
+    """Base of all errors here.
+
+    What to do: catch it where any error of Shoal's shall end in the same way.
+    """
 
 
 class EnvError(ShoalError):
-    """An env raised; this is also an instance of the type that it raised. Reset the env before its next step.
+    """An env raised; this is also an instance of the type that it raised. The other envs go on.
+
+    What to do: mend the env by the traceback in the text, and reset it before its next step; or let it be replaced by
+    `on_error="restart"`.
 
     Attributes:
         env_id: the env.
@@ -67,7 +73,10 @@ class EnvError(ShoalError):
 
 
 class WorkerDied(ShoalError):
-    """A worker process is gone. The pool is closed; make a new one, perhaps with on_error="restart".
+    """A worker process is gone: a crash of native code, a kill, `os._exit`. The pool is closed.
+
+    What to do: read the signal, the env and the stack in the text, and make a new pool, perhaps with
+    `on_error="restart"`; if memory ran out, with fewer envs, or `recycle_after`.
 
     Attributes:
         worker: its index.
@@ -108,48 +117,77 @@ class _OfSomeEnvs(ShoalError):
 class CannotSnapshot(_OfSomeEnvs, TypeError):
     """The state of the envs `env_ids` cannot be saved, or a snapshot does not fit this pool.
 
-    Give such envs the methods `get_state` and `set_state`; restore a snapshot into a pool of the same envs.
+    What to do: give such envs the methods `get_state` and `set_state`; restore a snapshot into a pool of the same envs.
     """
 
 
 class DataError(ShoalError, ValueError):
-    """A file or a state is damaged, of another kind, or does not fit. Nothing of it was used: take another one."""
+    """A file or a state is damaged, of another kind, or does not fit. Nothing of it was used.
+
+    What to do: take another file, or the one that the text asks for.
+    """
 
 
 class BadSnapshot(CannotSnapshot, DataError):
-    """A snapshot is damaged, does not fit this pool, or holds pickles that are not trusted."""
+    """A snapshot is damaged, does not fit this pool, or holds pickles that are not trusted.
+
+    What to do: restore it into a pool of the same envs; if you trust the file, `restore(path, trusted=True)`.
+    """
 
 
 class StepTimeout(_OfSomeEnvs, TimeoutError):
-    """The time was over before the envs `env_ids` answered. Wait again, or give them more time."""
+    """The time was over before the envs `env_ids` answered.
+
+    What to do: call `recv` again, give them more time, or let such envs be replaced by `on_error="restart"`.
+    """
 
 
 class SlowEnvWarning(RuntimeWarning):
-    """A wait without a limit takes long, or a close had to give envs up. Its text names the envs."""
+    """A wait without a limit takes long, or a close had to give envs up. Its text names the envs, and where they hang.
+
+    What to do: look at the stack in the text; set `step_timeout` or `start_timeout` to have an error instead.
+    """
 
 
 class SlowCoreWarning(RuntimeWarning):
-    """Shoal's C core is missing, so that its slower Python twin runs. `shoal.native.MISSING` says why."""
+    """Shoal's C core is missing, so that its slower Python twin runs. `shoal.native.MISSING` says why.
+
+    What to do: install a wheel, or a C compiler and Shoal again.
+    """
 
 
 class SlowPoolWarning(RuntimeWarning):
-    """The pool has measured that its workers cost more than they gain. Its text says what would be faster."""
+    """The pool has measured that its workers cost more than they gain. Its text says what would be faster.
+
+    What to do: pass the backend that the text names, or leave it to `backend="auto"`.
+    """
 
 
 class BadAction(ShoalError, ValueError):
-    """An action, or an env id that came with it, does not fit. Nothing was sent: correct it and call again."""
+    """An action, or an env id that came with it, does not fit. Nothing was sent.
+
+    What to do: correct it and call again; the text says what was expected, and what was found.
+    """
 
 
 class BadCall(ShoalError, TypeError, ValueError):
-    """The envs cannot carry out this call. Nothing was sent: correct it and call again."""
+    """The envs cannot carry out this call. Nothing was sent.
+
+    What to do: correct it and call again; what is given to `call`, `apply` or `set_attr` must be picklable.
+    """
 
 
 class BadObservation(ShoalError, ValueError):
-    """An observation does not fit the env's own observation space. Correct the env, or its space."""
+    """An observation does not fit the env's own observation space, or is not a number under `check_nan=True`.
+
+    What to do: correct the env, or its space.
+    """
 
 
 class SpaceMismatch(ShoalError, RuntimeError):
-    """Envs of one pool have different spaces. Make them equal, for instance by a wrapper.
+    """Envs of one pool have different spaces.
+
+    What to do: make them equal, for instance by a wrapper; `observation_mode="different"` lets bounds differ.
 
     Attributes:
         what: "observation" or "action".
@@ -162,35 +200,59 @@ class SpaceMismatch(ShoalError, RuntimeError):
 
 
 class BadEnv(ShoalError, TypeError, ValueError):
-    """The argument `env` cannot be made into envs. Pass an id, a spec, or a function or class that makes an env."""
+    """The argument `env` cannot be made into envs.
+
+    What to do: pass an id, a spec, or a function or class that makes an env.
+    """
 
 
 class StartError(ShoalError, RuntimeError):
-    """The workers could not be started. Those that had started were ended."""
+    """The workers could not be started. Those that had started were ended.
+
+    What to do: raise the limit that the text names (processes, descriptors, memory), or use fewer workers.
+    """
 
 
 class PoolClosed(ShoalError, RuntimeError):
-    """The pool was used after it was closed, by the user or after an error. Make a new one."""
+    """The pool was used after it was closed, by the user or after an error that the text quotes.
+
+    What to do: make a new one.
+    """
 
 
 class CallPending(ShoalError, RuntimeError):
-    """The call needs envs that are still busy with an earlier one. Receive their answers first."""
+    """The call needs envs that are still busy with an earlier one.
+
+    What to do: receive their answers first.
+    """
 
 
 class NothingPending(ShoalError, RuntimeError):
-    """There is nothing to wait for. Send actions first."""
+    """There is nothing to wait for: fewer envs were sent to than the call waits for.
+
+    What to do: send actions first, or receive with a smaller `min_batch`.
+    """
 
 
 class ResetNeeded(ShoalError, gymnasium.error.ResetNeeded, AssertionError):
-    """An env was stepped that must be reset first. Gymnasium raises one or the other of the base classes for this."""
+    """An env was stepped that must be reset first. Gymnasium raises one or the other of the base classes for this.
+
+    What to do: call `reset`, for all envs or for those that the text names.
+    """
 
 
 class WrongProcess(ShoalError, RuntimeError):
-    """The pool belongs to the process that made it, and this one is a fork of that. Make a pool in this process."""
+    """The pool belongs to the process that made it, and this one is a fork of that.
+
+    What to do: make a pool in this process.
+    """
 
 
 class ConcurrentUse(ShoalError, RuntimeError):
-    """Two threads used one pool at the same time. Use it from one thread, or guard it with a lock."""
+    """Two threads used one pool at the same time.
+
+    What to do: use it from one thread, or guard it with a lock.
+    """
 
 
 def env_error(

@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from gymnasium import Space
 
@@ -15,7 +15,7 @@ from shoal.backends import registry
 from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.support.checks import Seed, check_choice, positive_number, whole_number
 
-__all__ = ["PoolOptions", "refuse_unknown_options", "signature_with_options"]
+__all__ = ["PoolKeywords", "PoolOptions", "refuse_unknown_options", "signature_with_options"]
 
 ORDERS = ("ready", "fifo", "contiguous")
 
@@ -24,96 +24,113 @@ ORDERS = ("ready", "fifo", "contiguous")
 class PoolOptions:
     """How a pool runs its envs. `shoal.Pool`, `shoal.make` and all dialects take these as keyword arguments.
 
+    By topic, the most used first:
+
+    How to run: backend, num_workers, isolate, plan, learner_threads, backend_options.
+    The env: env_kwargs, seed, autoreset, infos.
+    Batches: batch_size, order, batch_envs.
+    Faults: on_error, step_timeout, max_restarts, restart_window, recycle_after, start_timeout, check_nan.
+    Memory: copy, frames, flat_rows.
+    Checks: check_actions, check_reset, observation_mode, lenient.
+    Processes: start_method.
+
     Attributes:
-        backend: "serial", "threads", "processes", "hybrid" (the caller steps a block itself beside worker
-            processes), "jax" (one functional env, stepped for all lanes at once on a device), "compiled" (a class that
-            derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU;
-            answers are copied to the host, and `shoal.compiled.cuda` leaves them there), or "auto", which measures the
-            env and chooses ("compiled" where that can be; "processes", unmeasured, where on_error, step_timeout or
-            recycle_after say that envs may crash or hang, or where the env could not be measured); `pool.plan` says
-            what and why. "ray" runs blocks of envs in
-            actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); "auto" never
-            chooses these two (docs/distributed.md).
+        backend: "auto" measures the env and chooses; `pool.plan` says what and why. "serial" steps in the caller,
+            "threads" in threads, "processes" in worker processes, "hybrid" in both: the caller steps a block itself
+            beside worker processes. "compiled" steps a class that derives from `shoal.compiled.Env` by compiled code in
+            threads, "cuda" such a class on a GPU (answers are copied to the host, and `shoal.compiled.cuda` leaves them
+            there), "jax" one functional env for all lanes at once on a device. "ray" runs blocks of envs in actors of
+            a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); "auto" never chooses
+            these two (docs/guides/clusters.md). It chooses "compiled" where that can be, and "processes", unmeasured,
+            where on_error, step_timeout or recycle_after say that envs may crash or hang, or where the env could not
+            be measured.
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
+        isolate: never run an env in the caller's process, not even under "auto".
+        plan: a `shoal.Plan`, as `shoal.tune` finds it, or the file of one: backend, workers and, where it says so, the
+            number of envs and the batch size. Options beside it must not contradict it.
         learner_threads: cores that "auto" leaves to the caller's learner; None for as many threads as torch was told to
             use (`torch.set_num_threads`), where it is loaded. Where torch computes on all cores, as it does by default,
             "auto" has workers for slow envs alone; `torch.set_num_threads(1)` or `learner_threads=0` changes that.
         backend_options: for "mpi" those of `MpiOptions` (how each rank runs its envs, and which ranks), for "ray" those
             of `RayOptions` (address, resources and placement of actors, and how each runs its envs).
-        batch_size: how many lanes `recv` waits for; by default all.
-        batch_envs: the same in envs, where these have several lanes.
+
+        env_kwargs: keyword arguments for the env's constructor.
+        seed: for the first reset of each env, where that is given none.
         autoreset: "next_step", "same_step" (last observation in the info), or "disabled"; None for "next_step", or for
             what envs do that step a whole batch and reset by themselves.
-        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. With just 1, envs
-            that take buffers to write into (PufferLib's) write straight into the batch. Without effect where `copy`
-            is True; where it is "lend", it says how many frames there are to lend from.
-        copy: True gives arrays that are the caller's own. "lend" does too; large observations are then frames of the
-            slab in every autoreset mode, which are not written again while an array of them is alive. Of `frames`
-            frames all but one can be lent at a time; after that there are copies.
-        flat_rows: all parts of a nested observation lie in one row, so that `shoal.emulation.Emulation.flatten` gives
-            these rows without a copy; the parts are strided views of them then. For spaces of arrays only.
+        infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
+
+        batch_size: how many lanes `recv` waits for; by default all.
         order: "ready" (the first lanes that are done), "fifo" (strictly in the order in which they were sent) or
             "contiguous": batches are always the same neighbours, lanes 0 up to `batch_size` and so on, those first that
             are all done, so that arrays of partial batches are views, and nothing is copied.
-        seed: for the first reset of each env, where that is given none.
-        isolate: never run an env in the caller's process, not even under "auto".
+        batch_envs: the batch size in envs, where these have several lanes.
+
         on_error: "raise", or "restart": an env that raised, died with its worker or took too long is built anew, with a
             seed derived from its own and the number of its restarts. Its lane is reported once as truncated, with
             `info["shoal_restart"]`, and so are the others of its worker, if that died.
-        max_restarts, restart_window: how many restarts one env (or one worker, where no env is to blame) may cause in
-            so many seconds; then the error is raised all the same. They follow each other at growing intervals.
         step_timeout: seconds that one env may take for a step or a reset. It is not for envs in the caller's own
             process, so not for serial and hybrid; threads cannot be ended, and raise StepTimeout in any case.
+        max_restarts: how many restarts one env (or one worker, where no env is to blame) may cause within
+            `restart_window`; then the error is raised all the same. They follow each other at growing intervals.
+        restart_window: the seconds in which `max_restarts` are counted.
         recycle_after: bytes that a worker process may grow by; then it is replaced when one of its episodes ends. Its
             other envs move with their state where that can be saved, and are reported as truncated where not.
-        observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
-            or a pair (batched space, single space).
+        start_timeout: seconds until the envs must be built.
+        check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
+
+        copy: True gives arrays that are the caller's own. "lend" does too; large observations are then frames of the
+            slab in every autoreset mode, which are not written again while an array of them is alive. Of `frames`
+            frames all but one can be lent at a time; after that there are copies.
+        frames: how many time slots the slab has; arrays stay valid for `frames - 1` further sends. With just 1, envs
+            that take buffers to write into (PufferLib's) write straight into the batch. Without effect where `copy`
+            is True; where it is "lend", it says how many frames there are to lend from.
+        flat_rows: all parts of a nested observation lie in one row, so that `shoal.emulation.Emulation.flatten` gives
+            these rows without a copy; the parts are strided views of them then. For spaces of arrays only.
+
         check_actions: which actions must be within their bounds: "all", "discrete" to let those of a Box pass, or
             "none" to leave all of them to the envs, as Gymnasium does.
         check_reset: which envs must be reset before they are stepped: "all" that were never reset, have raised or are
             over under autoreset="disabled"; "ended", the last of these only; or "none", to leave it to the envs.
             Those that are stepped as a batch are always checked.
-        infos: "all", "drop" to have none of the envs' infos, or a list of the keys to have.
+        observation_mode: "same": all observation spaces must be equal; "different": equal in shape and type;
+            or a pair (batched space, single space).
         lenient: spaces may differ in their bounds, and actions for Boxes of integers are handed on as they are given,
             floats included. These travel as messages then, which is slower. For envs that are stepped one by one.
-        check_nan: refuse observations and rewards that are not a number, as BadObservation; takes time.
+
         start_method: "forkserver" (default), "spawn" or "fork"; a worker that is replaced is never forked from this
             process, which has threads by then.
-        start_timeout: seconds until the envs must be built.
-        env_kwargs: keyword arguments for the env's constructor.
-        plan: a `shoal.Plan`, as `shoal.tune` finds it, or the file of one: backend, workers and, where it says so, the
-            number of envs and the batch size. Options beside it must not contradict it.
     """
 
     backend: str = "auto"
     num_workers: int | None = None
+    isolate: bool = False
+    plan: Any = None
     learner_threads: int | None = None
     backend_options: Mapping[str, Any] | None = None
-    batch_size: int | None = None
-    batch_envs: int | None = None
-    autoreset: Literal["next_step", "same_step", "disabled"] | None = None
-    frames: int = 2
-    copy: bool | Literal["lend"] = False
-    flat_rows: bool = False
-    order: Literal["ready", "fifo", "contiguous"] = "ready"
+    env_kwargs: Mapping[str, Any] | None = None
     seed: Seed = None
-    isolate: bool = False
+    autoreset: Literal["next_step", "same_step", "disabled"] | None = None
+    infos: Literal["all", "drop"] | Sequence[str] = "all"
+    batch_size: int | None = None
+    order: Literal["ready", "fifo", "contiguous"] = "ready"
+    batch_envs: int | None = None
     on_error: Literal["raise", "restart"] = "raise"
+    step_timeout: float | None = None
     max_restarts: int = 10
     restart_window: float = 600.0
-    step_timeout: float | None = None
     recycle_after: int | None = None
-    observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
+    start_timeout: float | None = None
+    check_nan: bool = False
+    copy: bool | Literal["lend"] = False
+    frames: int = 2
+    flat_rows: bool = False
     check_actions: Literal["all", "discrete", "none"] = "all"
     check_reset: Literal["all", "ended", "none"] = "all"
-    infos: Literal["all", "drop"] | Sequence[str] = "all"
+    observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
     lenient: bool = False
-    check_nan: bool = False
     start_method: str = DEFAULT_START_METHOD
-    start_timeout: float | None = None
-    env_kwargs: Mapping[str, Any] | None = None
-    plan: Any = None
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, ("auto", *registry.names()))
@@ -183,6 +200,39 @@ class PoolOptions:
     def survives_envs(self) -> bool:
         """Whether the caller must survive whatever its envs do, and so cannot live in one process with them."""
         return self.replaces_envs or self.step_timeout is not None
+
+
+class PoolKeywords(TypedDict, total=False):
+    """The options once more, for type checkers and editors: a test compares the two lists."""
+
+    backend: str
+    num_workers: int | None
+    isolate: bool
+    plan: Any
+    learner_threads: int | None
+    backend_options: Mapping[str, Any] | None
+    env_kwargs: Mapping[str, Any] | None
+    seed: Seed
+    autoreset: Literal["next_step", "same_step", "disabled"] | None
+    infos: Literal["all", "drop"] | Sequence[str]
+    batch_size: int | None
+    order: Literal["ready", "fifo", "contiguous"]
+    batch_envs: int | None
+    on_error: Literal["raise", "restart"]
+    step_timeout: float | None
+    max_restarts: int
+    restart_window: float
+    recycle_after: int | None
+    start_timeout: float | None
+    check_nan: bool
+    copy: bool | Literal["lend"]
+    frames: int
+    flat_rows: bool
+    check_actions: Literal["all", "discrete", "none"]
+    check_reset: Literal["all", "ended", "none"]
+    observation_mode: str | tuple[Space[Any], Space[Any]]
+    lenient: bool
+    start_method: str
 
 
 def refuse_unknown_options(options: Mapping[str, Any]) -> None:

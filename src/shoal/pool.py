@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,33 +36,60 @@ from shoal.support.checks import (
 from shoal.support.deadline import CLOSE_TIMEOUT, NEVER, Deadline
 from shoal.support.frames import caller_level
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from shoal.options import PoolKeywords
+
 __all__ = ["Pool"]
 
 
 class Pool(LaneCalls):
-    """Many envs as one.
+    """Many envs as one. Each env is a lane, a row of the batches; an env with several agents has a lane for each.
+
+        with shoal.Pool("CartPole-v1", num_envs=64, batch_size=32) as pool:
+            pool.async_reset(seed=0)
+            for _ in range(1000):
+                batch = pool.recv()  # the first 32 that are ready
+                pool.send((batch.obs[:, 2] > 0).astype(int), batch.env_id)
+
+    `step` sends actions to all envs and waits for them; `send` and `recv` do the two halves for some of them.
 
     Args:
         env: a Gymnasium id or spec, a function or class that makes an env, or a list of such, one per env.
         num_envs: how many; left out when a list was given.
-        **options: the fields of `shoal.options.PoolOptions`, which says what each of them does: backend, num_workers,
-            batch_size, autoreset, copy, seed, on_error, step_timeout, env_kwargs, plan, ...
+        **options: the fields of `shoal.options.PoolOptions`, which says what each of them does. How to run: backend,
+            num_workers, isolate, plan. The env: env_kwargs, seed, autoreset, infos. Batches: batch_size, order. Faults:
+            on_error, step_timeout, recycle_after, check_nan. Memory: copy, frames. All others are for rare cases.
 
     Attributes:
-        num_envs, batch_size: how many lanes there are, and how many of them `recv` waits for.
-        single_observation_space, single_action_space: of one env, or of one of its lanes.
-        observation_space, action_space: of all of them, batched as Gymnasium does.
-        autoreset, options: the mode, and all options as given.
-        plan: the backend and the number of workers, and why.
-        specs: the spaces once more, metadata, render mode and spec.
-        lane_names: the names of the agents of one env, one for each of its lanes; None where lanes have no names.
-        lanes_per_env: how many neighbouring lanes are one env's; 0 where envs differ in that.
-        data: reads the answers of lanes: for dialects that take just the fields that they need.
-        turn: `with pool.turn:` keeps other threads out for several calls: they get ConcurrentUse. Each call that uses
-            the envs takes it; `close` does not, and may come from any thread.
+        num_envs (int): how many lanes there are.
+        batch_size (int): how many of them `recv` waits for.
+        single_observation_space (Space): of one env, or of one of its lanes.
+        single_action_space (Space): the same for actions.
+        observation_space (Space): of all lanes, batched as Gymnasium does.
+        action_space (Space): the same for actions.
+        autoreset (str): what happens after the end of an episode.
+        options (PoolOptions): all options as given.
+        plan (Plan): the backend and the number of workers, and why.
+        specs (Any): the spaces once more, metadata, render mode and spec.
+        lane_names (list[str] | None): the names of the agents of one env, one for each of its lanes; None where lanes
+            have no names.
+        lanes_per_env (int): how many neighbouring lanes are one env's; 0 where envs differ in that.
+        data (Answers): reads the answers of lanes: for dialects that take just the fields that they need.
+        turn (Turn): `with pool.turn:` keeps other threads out for several calls: they get ConcurrentUse. Each call that
+            uses the envs takes it; `close` does not, and may come from any thread.
+
+    Raises:
+        BadEnv: `env` cannot be made into envs.
+        ValueError, TypeError: an option is not what it may be; the text says what is.
+        EnvError: an env's constructor raised; all that was started is undone.
+        SpaceMismatch: the envs have different spaces.
+        StartError: workers could not be started.
+        StepTimeout: the envs were not built within `start_timeout`.
     """
 
-    def __init__(self, env: Any, num_envs: int | None = None, **options: Any):
+    def __init__(self, env: Any, num_envs: int | None = None, **options: Unpack[PoolKeywords]):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         self.turn = native.Turn(concurrent_use)
         refuse_unknown_options(options)
@@ -126,6 +153,7 @@ class Pool(LaneCalls):
 
         Args:
             actions: a batch of `single_action_space`, one row for each env id, in their order.
+            env_ids: the envs, each once; None for all.
 
         Raises:
             BadAction: nothing was sent.
@@ -140,6 +168,7 @@ class Pool(LaneCalls):
         """Wait for the next `batch_size` envs that are done.
 
         Args:
+            timeout: seconds to wait at most; None for as long as it takes.
             min_batch: how many will do when the timeout is over, or when fewer than `batch_size` were sent to.
 
         Raises:
@@ -158,7 +187,20 @@ class Pool(LaneCalls):
             return self.data.batch(self._scheduler.wait_next(self.batch_size, NEVER))
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
-        """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped."""
+        """Step all envs and wait for them. After an EnvError, the other envs' results of this step are dropped.
+
+        Args:
+            actions: a batch of `single_action_space`, one row for each env.
+            timeout: seconds to wait at most; None for as long as it takes.
+
+        Raises:
+            BadAction: an action does not fit; nothing was sent.
+            CallPending: an env is still busy with an earlier `send`.
+            ResetNeeded: an env must be reset first.
+            StepTimeout: the envs were not done in time; their answers are dropped by the next reset.
+            EnvError: an env raised.
+            WorkerDied: a worker is gone; the pool is closed.
+        """
         with self.turn:
             if self._fault is not None:  # as in `exchange`, of which a call would cost every step
                 raise self._fault
@@ -200,6 +242,7 @@ class Pool(LaneCalls):
             seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
             out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned:
                 fresh memory costs more than quick envs take to fill it.
+            steps: how many steps of each env.
 
         Raises:
             EnvError: an env raised; under backend="compiled" all must be reset then.
@@ -229,14 +272,27 @@ class Pool(LaneCalls):
         """Reset envs (None: all) and wait for them. A step of theirs that is pending is waited for and dropped.
 
         Args:
+            env_ids: the envs, each once; None for all.
             seed: an int gives env i `seed + i`; a list gives each of the env ids its own.
             options: handed to every env's reset; a list gives each of the env ids its own.
+            timeout: seconds to wait at most; None for as long as it takes.
+
+        Raises:
+            EnvError: an env raised in its reset.
+            StepTimeout: the envs were not done in time.
+            WorkerDied: a worker is gone; the pool is closed.
         """
         with self.turn:
             return self.data.batch(self.restart(env_ids, seed, options, timeout))
 
     def async_reset(self, env_ids: Any = None, *, seed: Seed = None, options: Options | OptionsForAll = None) -> None:
-        """Start a reset of envs (None: all); their first observations come with recv."""
+        """Start a reset of envs (None: all); their first observations come with recv.
+
+        Args:
+            env_ids: the envs, each once; None for all.
+            seed: as for `reset`.
+            options: as for `reset`.
+        """
         with self.turn:
             self._start_reset(env_ids, seed, options, NEVER)
 
@@ -252,6 +308,7 @@ class Pool(LaneCalls):
 
         Args:
             path: a file to write it to as well.
+            timeout: seconds to wait at most for steps that are under way.
 
         Raises:
             CannotSnapshot: naming the envs that cannot be saved, and why.
@@ -273,10 +330,16 @@ class Pool(LaneCalls):
         Args:
             snapshot: what `snapshot` returned, or the file that it wrote.
             trusted: whether pickles in a file may be loaded, which runs code.
+            timeout: seconds to wait at most; None for as long as it takes.
 
         Returns:
             the last answer of every env, so that a policy knows what it has seen. Arrays from before are not valid any
             more. Results that waited to be received in the snapshot wait again.
+
+        Raises:
+            BadSnapshot: the file is damaged, does not fit this pool, or holds pickles that are not trusted; nothing was
+                changed.
+            EnvError: an env refused its state; the pool is closed.
         """
         self._check_usable()
         if not isinstance(snapshot, Snapshot):
@@ -306,6 +369,9 @@ class Pool(LaneCalls):
 
         Warns of envs that had to be forced: a SlowEnvWarning says which they are, and where they hang.
 
+        Args:
+            timeout: seconds until workers that do not leave are ended by force.
+
         Raises:
             EnvError: an env raised in its close; everything is closed all the same.
         """
@@ -319,7 +385,12 @@ class Pool(LaneCalls):
             raise error.unpack(env_id, int(self._workers.owner_of_lanes()[env_id]))
 
     def shut(self, timeout: float | None, fault: ShoalError) -> list[tuple[int, Any]]:
-        """Close everything, and let later calls raise this; the errors of envs' close, by env id."""
+        """Close everything, and let later calls raise this; the errors of envs' close, by env id.
+
+        Args:
+            timeout: as for `close`.
+            fault: what later calls raise.
+        """
         if self._fault is not None:
             return []
         self._fault = fault

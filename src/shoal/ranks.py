@@ -46,6 +46,9 @@ class Ranks:
 
     This class knows rank and size only. The classes below also exchange values. For another way, derive a class and
     write `exchange`.
+
+    Raises:
+        ValueError: it is not 0 <= rank < size.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
@@ -222,12 +225,22 @@ def _train_context() -> Any:
 
 
 def rank_seed(seed: int | None, ranks: Ranks | None = None) -> int | None:
-    """This rank's own seed: 10000 more for each rank, as in OpenAI Baselines, and None for None."""
+    """This rank's own seed: 10000 more for each rank, as in OpenAI Baselines, and None for None.
+
+    Args:
+        seed: the seed of the job.
+        ranks: None for `current()`.
+    """
     return None if seed is None else seed + SEED_STEP * (ranks or current()).rank
 
 
 def rank_path(path: str | os.PathLike[str], ranks: Ranks | None = None) -> str:
-    """This rank's own file or folder: "logs/monitor.csv" becomes "logs/0.monitor.csv", and "logs/" becomes "logs/0"."""
+    """This rank's own file or folder: "logs/monitor.csv" becomes "logs/0.monitor.csv", and "logs/" becomes "logs/0".
+
+    Args:
+        path: the file, or a folder if it ends with a slash.
+        ranks: None for `current()`.
+    """
     folder, name = os.path.split(os.fspath(path))
     rank = (ranks or current()).rank
     return os.path.join(folder, f"{rank}.{name}" if name else str(rank))

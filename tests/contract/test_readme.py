@@ -1,26 +1,19 @@
-"""The examples of README and docs, run as they stand there. "```python jax" is for where that module is installed."""
+"""The examples of README and of the site's first pages, run as they stand there; `make docs-test` runs all of them."""
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from remote.mpi.mpiexec import ROOT_MAY, launcher
+from site_blocks import BLOCKS, README, ROOT, Block
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # a training takes long on a busy machine
-DOCS = ("wrappers.md", "graph.md", "compiled.md", "distributed.md")
-TEXTS = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
-BLOCK = re.compile(r"```python ?(\w*)\n(.*?)```", re.DOTALL)  # (module, example)
-ALL = [found for text in TEXTS for found in BLOCK.findall(text.read_text())]
-TENSORFLOW = ("tensorflow", "tf_agents")  # in tests/examples/test_tensorflow.py
-EXAMPLES = [one for module, one in ALL if not module or (module not in TENSORFLOW and find_spec(module))]
+EXAMPLES = [block for block in BLOCKS if block.can_run and (block.page == README or block.page.parent.name == "start")]
 
 
 def run_example(example: str, folder: Path) -> None:
@@ -38,11 +31,16 @@ def run_example(example: str, folder: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(ALL) >= 12
+    assert len(EXAMPLES) >= 5
+    assert len(BLOCKS) >= 50
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_examples_run_as_scripts(example: str, tmp_path: Path) -> None:
-    if "stable_baselines3" in example:
+@pytest.mark.parametrize("block", EXAMPLES, ids=lambda block: block.name)
+def test_examples_run_as_scripts(block: Block, tmp_path: Path) -> None:
+    if "stable_baselines3" in block.text:
         pytest.importorskip("stable_baselines3", reason="this example trains with Stable-Baselines3")
-    run_example(example, tmp_path)
+    run_example(block.text, tmp_path)
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 130

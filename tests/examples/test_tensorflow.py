@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.test_readme import ALL, ROOT, TENSORFLOW, run_example
+from contract.test_readme import run_example
+from site_blocks import BLOCKS, ROOT, TENSORFLOW
 
 pytestmark = pytest.mark.timeout(900)  # on a busy machine TensorFlow is slow
-EXAMPLES = [example for module, example in ALL if module in TENSORFLOW]
+EXAMPLES = [block.text for block in BLOCKS if block.module in TENSORFLOW]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))

@@ -12,7 +12,7 @@ from native.rig import load
 from shoal.native import layout
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs" / "architecture.md"
+DOCS = ROOT / "docs" / "explanation" / "architecture.md"
 generate = SimpleNamespace(**runpy.run_path(str(ROOT / "tools" / "generate_layout.py")))
 AGAIN = "run `python tools/generate_layout.py` and build the core again"
 

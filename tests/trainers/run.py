@@ -1,4 +1,6 @@
-"""Climb the trainers' ladder: make an environment for each library, run its script, and write `docs/trainers.md`.
+"""Climb the trainers' ladder: make an environment for each library, run its script, and write its page.
+
+The page is `docs/explanation/trainers.md`.
 
 `python tests/trainers/run.py [sb3 tianshou ...]` runs the named libraries, or all of them. Each has its script
 `with_NAME.py` and its pins `requirements/NAME.txt`; environments are kept in `.venv-trainers/NAME`. What a list of pins
@@ -22,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ENVIRONMENTS = ROOT / ".venv-trainers"
-RECORD, PAGE = ROOT / "docs" / "trainers.json", ROOT / "docs" / "trainers.md"
+RECORD, PAGE = ROOT / "docs/explanation/trainers.json", ROOT / "docs/explanation/trainers.md"
 
 INTRODUCTION = """# Trainers over Shoal
 

@@ -25,6 +25,9 @@ def function(helper: F) -> F:
     """Mark a function that `reset`, `step` or `observe` calls, so that it is compiled with them.
 
     In plain Python it is called as it is.
+
+    Raises:
+        TypeError: it is not a plain function.
     """
     if not inspect.isfunction(helper):
         raise TypeError(f"compiled.function: expected a function, found {helper!r}")
@@ -115,8 +118,8 @@ def find_class(env: Any) -> type[Env]:
         except LookupError as error:
             raise BadEnv(str(error)) from None
     raise BadEnv(
-        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see docs/compiled.md, '
-        "or use another backend"
+        f'backend="compiled" runs classes that derive from shoal.compiled.Env, found {env!r}: see '
+        "docs/guides/compiled.md, or use another backend"
     )
 
 

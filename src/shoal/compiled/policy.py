@@ -25,6 +25,9 @@ def policy(choose: F) -> F:
 
     `obs` and `action` are those of one lane: arrays (of one element, if the space has no shape), or tuples of these if
     the space is nested. The function writes `action`. `params` are the arrays that `rollout` got.
+
+    Raises:
+        TypeError: it is not a plain function.
     """
     if not inspect.isfunction(choose):
         raise TypeError(f"compiled.policy: expected a function, found {choose!r}")

@@ -39,23 +39,23 @@ def next_bits(rng: Any) -> int:
 
 
 def uniform(rng: Any, low: float = 0.0, high: float = 1.0) -> float:
-    """Draw a number from `low` up to `high`, which is excluded."""
+    """Draw a number from `low` up to `high`, which is excluded, by the `rng` of reset or step."""
     return low + (high - low) * ((next_bits(rng) >> 11) * UNIT)
 
 
 def normal(rng: Any, mean: float = 0.0, std: float = 1.0) -> float:
-    """Draw a number from a normal distribution."""
+    """Draw a number from a normal distribution of this mean and deviation (`std`), by the `rng` of reset or step."""
     radius = math.sqrt(-2.0 * math.log(1.0 - uniform(rng)))
     return mean + std * (radius * math.cos(TURN * uniform(rng)))
 
 
 def integer(rng: Any, low: int, high: int) -> int:
-    """Draw a whole number from `low` up to `high`, which is excluded."""
+    """Draw a whole number from `low` up to `high`, which is excluded, by the `rng` of reset or step."""
     return int(low) + next_bits(rng) % (int(high) - int(low))
 
 
 def choice(rng: Any, weights: Any) -> int:
-    """Draw an index of `weights` in proportion to them; they need not sum to 1."""
+    """Draw an index of `weights` in proportion to them, by the `rng` of reset or step; they need not sum to 1."""
     total = 0.0
     for weight in weights:
         total += weight

@@ -59,6 +59,9 @@ class BatchedParallelEnv(PoolFace):
         state_space: of one env; only where the envs have one.
         present: by agent, bool [envs of the last answer], True if the agent is in the env.
         began: by agent, bool [envs of the last answer], True if its observation is the first of an episode.
+
+    Raises:
+        TypeError: options were given beside a pool that is made already.
     """
 
     _api, _partial = "agents", True

@@ -21,6 +21,7 @@ from shoal.pool import Pool
 from shoal.support.checks import Ids, refuse_pickling
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Itself = TypeVar("Itself", bound="ClosedByWith")
 
 
 def split_reset_mask(options: dict[str, Any] | None, count: int) -> tuple[Ids | None, dict[str, Any] | None]:
@@ -76,7 +77,7 @@ class ClosedByWith(ABC):
     def close(self) -> None:
         """Close all envs."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self: Itself) -> Itself:
         return self
 
     def __exit__(self, *_: object) -> None:

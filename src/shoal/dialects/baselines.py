@@ -70,7 +70,12 @@ class BaselinesVecEnv(PoolVecEnv):
 
 
 class DummyVecEnv(BaselinesVecEnv):
-    """The envs live in this process, in `envs`, and are stepped one after another."""
+    """The envs live in this process, in `envs`, and are stepped one after another.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        **pool_options: options of a `shoal.Pool`: num_workers, on_error, step_timeout, ...
+    """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
         pool_options.setdefault("backend", "serial")
@@ -81,6 +86,7 @@ class SubprocVecEnv(BaselinesVecEnv):
     """The envs live in worker processes.
 
     Args:
+        env_fns: a list of functions that make one env each.
         spaces: (observation space, action space), which the envs must have; None for any.
         context: how processes start, "spawn", "forkserver" or "fork".
         in_series: how many envs one process steps, one after another. With 1, Shoal chooses: one process for each core.
@@ -110,7 +116,14 @@ class ShmemVecEnv(SubprocVecEnv):
 
 
 class Monitor(_Monitor):
-    """Sums up the episodes of one env: `info["episode"]` = {"r", "l", "t"} at each end, and a line in a CSV file."""
+    """Sums up the episodes of one env: `info["episode"]` = {"r", "l", "t"} at each end, and a line in a CSV file.
+
+    Args:
+        filename: where the CSV file goes; None for no file.
+        allow_early_resets: whether an episode may be reset before its end.
+        reset_keywords, info_keywords: what else of resets and infos each line has.
+        run: a number of the run, for the file's name.
+    """
 
     def __init__(
         self,
@@ -140,7 +153,7 @@ class VecEnvObservationWrapper(VecEnvWrapper):
 
 
 class VecFrameStack(TransformWrapper):
-    """Stacks the last `nstack` observations along the last axis."""
+    """Stacks the last `nstack` observations of `venv` along the last axis."""
 
     def __init__(self, venv: Any, nstack: int):
         super().__init__(venv, FrameStack(nstack, "last"))
@@ -148,7 +161,13 @@ class VecFrameStack(TransformWrapper):
 
 
 class VecNormalize(TransformWrapper):
-    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` has no effect."""
+    """Normalizes observations (`ob`) and rewards (`ret`) by running statistics. `use_tf` has no effect.
+
+    Args:
+        venv: a VecEnv.
+        clipob, cliprew, gamma, epsilon, ranks, sync_every: clip_obs, clip_reward and so on of
+            `shoal.wrappers.Normalize`.
+    """
 
     def __init__(
         self,
@@ -175,7 +194,12 @@ class VecNormalize(TransformWrapper):
 
 
 class VecMonitor(TransformWrapper):
-    """Sums up the episodes of all envs; `keep_buf` of them stay in `epret_buf` and `eplen_buf`."""
+    """Sums up the episodes of all envs; `keep_buf` of them stay in `epret_buf` and `eplen_buf`.
+
+    Args:
+        venv: a VecEnv.
+        filename, info_keywords: as for Monitor.
+    """
 
     def __init__(self, venv: Any, filename: str | None = None, keep_buf: int = 0, info_keywords: Sequence[str] = ()):
         super().__init__(venv, MonitorEpisodes(filename, info_keywords, keep=keep_buf))
@@ -232,6 +256,7 @@ def make_vec_env(
         force_dummy: keep the envs in this process.
         logger_dir: folder for the monitor files `<rank>.<start_index + i>.monitor.csv`; None writes none.
         pool_options: as for `shoal.Pool`.
+        num_env, env_kwargs: how many, and arguments for each env.
     """
     check_maker(env_id)
     ranks = current()
@@ -268,10 +293,15 @@ def make_env(
     """Make one env, by its id or by a function or class, with a Monitor.
 
     Args:
+        env_id, env_type, seed, reward_scale, flatten_dict_observations, wrapper_kwargs, env_kwargs: as for
+            `make_vec_env`.
         gamestate: for "retro", which is not supported.
         logger_dir: folder for the monitor file `<mpi_rank>.<subrank>.monitor.csv`.
         initializer: called as `initializer(mpi_rank=..., subrank=...)` first.
         run: a name for the run. An env that is built again continues its file, if that is of the same run.
+
+    Raises:
+        ValueError: `env_type` is "retro", or `wrapper_kwargs` are given for another type than "atari".
     """
     if initializer is not None:
         initializer(mpi_rank=mpi_rank, subrank=subrank)

@@ -48,7 +48,7 @@ _SHORTEST = 1.0  # seconds that an env may take to close, however long the other
 class Promise:
     """A result that an ExternalProcess is still working on.
 
-    Call it to wait for the result, for at most `timeout` seconds, as often as you like.
+    Call it to wait for the result of `call`, named `name`, for at most `timeout` seconds, as often as you like.
 
     Raises:
         EnvError: the env raised; also an instance of the env's own exception type.
@@ -443,7 +443,7 @@ class BatchEnv(ClosedByWith):
             timeout: seconds for all ExternalProcesses together. Then each has one more second, and is ended by force.
 
         Raises:
-            the first error of an env's close, after all envs are closed.
+            Exception: the first error of an env's close, after all envs are closed.
         """
         if self._closed:
             return

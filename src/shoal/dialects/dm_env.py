@@ -17,7 +17,7 @@ __all__ = ["BatchedEnvironment", "make_spec"]
 
 
 def make_spec(shape: Any, dtype: Any, minimum: Any, maximum: Any, name: str) -> Any:
-    """A spec of dm_env: discrete where it counts from 0, bounded where it has bounds."""
+    """A spec of this shape, dtype and name: discrete where it counts from 0, bounded by its minimum and maximum."""
     if minimum is None or maximum is None or np.dtype(dtype).kind == "b":
         return specs.Array(shape, dtype, name=name)
     whole = np.dtype(dtype).kind in "iu" and tuple(shape) == ()

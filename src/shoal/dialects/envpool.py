@@ -63,10 +63,14 @@ make_dm = functools.partial(make, env_type="dm")  # TimeSteps of dm_env
 
 
 def make_spec(task_id: Any, **options: Any) -> EnvSpec:
-    """The spec that the envs would have. One of them is made for a moment, to read its spaces."""
+    """The spec that the envs would have. One of them is made for a moment, to read its spaces.
+
+    Args:
+        task_id, **options: as for `make`.
+    """
     task = read_task(task_id, options)
     backend = task.pool_options.get("backend")
-    if is_batched(backend):
+    if backend is not None and is_batched(backend):
         pool = Pool(task.env, 1, backend=backend, env_kwargs=task.pool_options["env_kwargs"])
     else:
         pool = Pool(task.env[:1], backend="serial")
@@ -85,8 +89,14 @@ def register(
     """Give an env a name, by registering it with Gymnasium.
 
     Args:
+        task_id: the name.
+        aliases: more names of it.
+        max_episode_steps: a time limit.
         env: a class or function that makes it, or "module:name".
         **env_kwargs: keyword arguments for it.
+
+    Raises:
+        TypeError: an argument is for EnvPool's own C++ envs.
     """
     foreign = [name for name in ("spec_cls", "dm_cls", "gymnasium_cls") if name in env_kwargs]
     if foreign:
@@ -346,7 +356,7 @@ class DMEnvPool(TimeStepFace, EnvPool):
     """
 
     def __init__(self, task: EnvPoolTask):
-        dm = dialects.dm_env  # where dm_env is not installed, an ImportError says what to do
+        dm: Any = dialects.dm_env  # where dm_env is not installed, an ImportError says what to do
         self._make_spec, self._time_step = dm.make_spec, dm.dm_env.TimeStep
         super().__init__(task)
         dm.dm_env.Environment.register(DMEnvPool)  # so that isinstance checks pass

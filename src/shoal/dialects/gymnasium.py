@@ -58,6 +58,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace, metaclass=_
         autoreset_mode: Gymnasium's enum, its string, or Shoal's name for it; `autoreset` is another name of this
             argument. None for Gymnasium's default, "next_step", or, for envs that are batches themselves, their own.
         **pool_options: as for `shoal.Pool`.
+        num_envs, observation_mode: as for `shoal.Pool`.
     """
 
     _api = "a Gymnasium vector env"
@@ -317,7 +318,12 @@ def _check_observation_mode(mode: Any) -> None:
 
 
 class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
-    """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`."""
+    """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        copy, observation_mode, autoreset_mode: as for Gymnasium's class.
+    """
 
     _mismatches = {
         "observation": "SyncVectorEnv(..., observation_mode='same') however the sub-environments observation spaces "
@@ -368,6 +374,10 @@ class AsyncVectorEnv(_DropIn, gymnasium.vector.AsyncVectorEnv):  # type: ignore[
     `shared_memory` and `daemon` are accepted and change nothing: all arrays are in shared memory, and envs may start
     processes. `context` is the start method, `max_concurrency` the number of workers. `worker` is refused, because a
     worker of Shoal has several envs. `pool_options` are Shoal's own, such as `num_workers`, or `backend`.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        copy, observation_mode, autoreset_mode: as for Gymnasium's class.
     """
 
     _mismatches = {
@@ -445,6 +455,9 @@ def entry_point(env: Any, **pool_options: Any) -> Callable[..., VectorEnv]:
 
     Example:
         gymnasium.register("My-v0", entry_point=MyEnv, vector_entry_point=shoal.entry_point(MyEnv))
+
+    Args:
+        pool_options: options of a pool, for all vector envs that are made this way.
     """
 
     def create(num_envs: int = 1, max_episode_steps: int | None = None, **env_kwargs: Any) -> VectorEnv:
@@ -467,7 +480,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`."""
+    """Undo `install`: Gymnasium's own classes are back in their places."""
     for name, original in _replaced.items():
         setattr(gymnasium.vector, name, original)
     _replaced.clear()

@@ -75,7 +75,12 @@ def _with_old_names(info: dict[str, Any]) -> dict[str, Any]:
 
 
 class VectorEnv(_OldAnswers, newer.VectorEnv):
-    """As `shoal.dialects.gymnasium.VectorEnv`, with the answers of Gymnasium 0.29. Its autoreset is "same_step"."""
+    """As `shoal.dialects.gymnasium.VectorEnv`, with the answers of Gymnasium 0.29. Its autoreset is "same_step".
+
+    Args:
+        env, num_envs, copy: as for `shoal.dialects.gymnasium.VectorEnv`.
+        **pool_options: options of a `shoal.Pool`: num_workers, on_error, step_timeout, ...
+    """
 
     _api, _mode = "a vector env of Gymnasium 0.29", "same_step"
 
@@ -86,7 +91,13 @@ class VectorEnv(_OldAnswers, newer.VectorEnv):
 
 
 class SyncVectorEnv(_OldAnswers, newer.SyncVectorEnv):  # type: ignore[misc]
-    """Drop-in for `gymnasium.vector.SyncVectorEnv` of Gymnasium 0.29: the envs live in the caller's process."""
+    """Drop-in for `gymnasium.vector.SyncVectorEnv` of Gymnasium 0.29: the envs live in the caller's process.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        observation_space, action_space: those of one env, which they must have; None for the first env's.
+        copy: whether arrays are the caller's own.
+    """
 
     def __init__(
         self,
@@ -103,6 +114,12 @@ class AsyncVectorEnv(_OldAnswers, newer.AsyncVectorEnv):  # type: ignore[misc]
     """Drop-in for `gymnasium.vector.AsyncVectorEnv` of Gymnasium 0.29: the envs live in worker processes.
 
     The other arguments are those of `shoal.dialects.gymnasium.AsyncVectorEnv`.
+
+    Args:
+        env_fns, observation_space, action_space, copy: as for SyncVectorEnv.
+        shared_memory, daemon: accepted, and without effect.
+        context: how processes are started: the pool's `start_method`.
+        **pool_options: options of a `shoal.Pool`: num_workers, on_error, step_timeout, ...
     """
 
     def __init__(

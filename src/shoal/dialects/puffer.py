@@ -213,7 +213,7 @@ class Serial(_Vectorized):
     """Steps all envs in this thread, one after another.
 
     Args:
-        env_creators: a function, class or Gymnasium id, or a list of them.
+        env_creators, env_creator: a function, class or Gymnasium id, or a list of them; either name will do.
         env_args, env_kwargs: for each call of it; a list gives each env its own.
         num_envs: how many.
         seed: for creators that take `buf` and `seed`, as PufferLib's do: env i gets `seed + i`. For other envs it is
@@ -247,7 +247,7 @@ class Multiprocessing(_Vectorized):
     """Steps envs in worker processes, several in each.
 
     Args:
-        env_creators, env_args, env_kwargs, num_envs, seed: as for Serial.
+        env_creators, env_creator, env_args, env_kwargs, num_envs, seed: as for Serial.
         num_workers: worker processes; by default, and with "auto", the cores that this process may use.
         envs_per_worker: in place of num_workers, or of num_envs.
         batch_size: envs that `recv` waits for; all by default, half of them with "auto".
@@ -303,12 +303,12 @@ class Multiprocessing(_Vectorized):
 
 
 class Ray(Multiprocessing):
-    """Steps envs in actors of a Ray cluster, several in each; see docs/distributed.md.
+    """Steps envs in actors of a Ray cluster, several in each; see docs/guides/clusters.md.
 
     Args:
         num_workers: actors; by default as many as the cluster has room for.
         batch_size: envs that `recv` waits for; all by default, half of them with "auto".
-        **pool_options: as for Multiprocessing, and `backend_options` as for `shoal.Pool`.
+        **options: as for Multiprocessing, and `backend_options` as for `shoal.Pool`.
     """
 
     _first_seed = RESET_SEED
@@ -335,7 +335,11 @@ def make(
         env_creator_or_creators: a function or class that makes an env, a Gymnasium id, or a list of them.
         backend: Serial, Multiprocessing, Ray, or their names. None chooses Multiprocessing if a number of workers is
             given, and else the fastest backend of Shoal's.
+        env_args, env_kwargs, num_envs, num_workers, envs_per_worker, seed: as for PufferLib's `make`.
         **options: those of the backend, and of `shoal.Pool`.
+
+    Raises:
+        ValueError: the backend is not one of the three.
     """
     name = _name_of_backend(backend)
     chosen = {"serial": Serial, "multiprocessing": Multiprocessing, "ray": Ray}.get(name)

@@ -88,6 +88,10 @@ def make_env(
 
     `functools.partial(make_env, backend=..., num_workers=...)` gives options of `shoal.Pool`; by default one process
     steps all envs, because Sample Factory has a process for each of its workers already.
+
+    Args:
+        full_env_name, cfg, env_config, render_mode: what Sample Factory passes.
+        **pool_options: options of a `shoal.Pool`: num_workers, on_error, step_timeout, ...
     """
     agents = getattr(cfg, "env_agents", None) or 1
     kwargs = {} if render_mode is None else {"render_mode": render_mode}

@@ -19,7 +19,7 @@ import warnings
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -52,6 +52,13 @@ from shoal.wrappers.observations import transpose, transposed_space
 from shoal.wrappers.running import SETTINGS, data_of, read_statistics, write_statistics
 from shoal.wrappers.sb3_pickles import write_pickle
 from shoal.wrappers.video import tile_images
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv as TheirVecEnv
+
+    class TheirPoolVecEnv(PoolVecEnv, TheirVecEnv):  # type: ignore[misc]
+        """What `shoal.make(api="sb3")` returns, as type checkers see it: its `isinstance` holds when it runs."""
+
 
 __all__ = [
     "DummyVecEnv", "Monitor", "SubprocVecEnv", "VecCheckNan", "VecEnv", "VecEnvWrapper", "VecExtractDictObs",
@@ -237,6 +244,7 @@ class VecFrameStack(TransformWrapper):
     """Stacks the last observations of each env.
 
     Args:
+        venv: a VecEnv.
         n_stack: how many.
         channels_order: "first", "last" or None to find out; a dict of them for Dict observations.
     """
@@ -250,6 +258,11 @@ class VecNormalize(TransformWrapper):
 
     `save` writes the same file as that of SB3, and either reads what the other one wrote. SB3's `load` unpickles the
     file; ours runs no code of it.
+
+    Args:
+        venv: a VecEnv.
+        training, norm_obs, norm_reward, clip_obs, clip_reward, gamma, epsilon, norm_obs_keys, ranks, sync_every: as for
+            `shoal.wrappers.Normalize`.
     """
 
     def __init__(
@@ -331,14 +344,18 @@ class VecNormalize(TransformWrapper):
 
 
 class VecCheckNan(TransformWrapper):
-    """Warns, or raises, at the first NaN or infinite value, and names the env, the part, the step and the cause."""
+    """Warns of a NaN, or of infinity too (`check_inf`), in `venv`: env, part, step and cause; once (`warn_once`).
+
+    Raises:
+        ValueError: there is one, and `raise_exception` is True.
+    """
 
     def __init__(self, venv: Any, raise_exception: bool = False, warn_once: bool = True, check_inf: bool = True):
         super().__init__(venv, CheckNan(raise_exception, warn_once, check_inf))
 
 
 class VecMonitor(TransformWrapper):
-    """Sums up episodes: `info["episode"]`, and a CSV file that SB3's `load_results` reads."""
+    """Sums up episodes of `venv`: `info["episode"]` with `info_keywords`, and in `filename` a CSV that SB3 reads."""
 
     def __init__(self, venv: Any, filename: str | None = None, info_keywords: Sequence[str] = ()):
         check_vec_env(venv, "VecMonitor")
@@ -353,7 +370,7 @@ class VecMonitor(TransformWrapper):
 
 
 class VecTransposeImage(TransformWrapper):
-    """Images as [channels, height, width]."""
+    """Images of `venv` as [channels, height, width]; `skip` leaves everything as it is."""
 
     def __init__(self, venv: Any, skip: bool = False):
         super().__init__(venv, TransposeImage(skip))
@@ -371,7 +388,12 @@ class VecTransposeImage(TransformWrapper):
 
 
 class VecVideoRecorder(TransformWrapper):
-    """Records mp4 videos of all envs side by side."""
+    """Records mp4 videos of all envs of `venv`; arguments and errors are those of `shoal.wrappers.RecordVideo`.
+
+    Args:
+        video_folder, record_video_trigger, video_length, name_prefix: as there; a venv that renders no images is
+            refused.
+    """
 
     def __init__(
         self,
@@ -429,6 +451,7 @@ def make_vec_env(
         monitor_dir: folder for the monitor files; None writes none.
         wrapper_class: a wrapper for each env, around its Monitor.
         vec_env_cls: DummyVecEnv (default), SubprocVecEnv, or any other that takes a list of functions.
+        n_envs, env_kwargs, vec_env_kwargs, monitor_kwargs, wrapper_kwargs: as for SB3's.
     """
     check_maker(env_id)
     monitoring = {"run": uuid.uuid4().hex, **(monitor_kwargs or {})}
@@ -445,7 +468,7 @@ def make_vec_env(
 
 
 def unwrap_vec_wrapper(env: Any, vec_wrapper_class: Any) -> Any:
-    """The layer of this class, from the outside in; None if there is none."""
+    """The layer of `env` that is a `vec_wrapper_class`, from the outside in; None if there is none."""
     while env is not None:
         if isinstance(env, vec_wrapper_class):
             return env
@@ -461,12 +484,12 @@ def unwrap_vec_normalize(env: Any) -> VecNormalize | None:
 
 
 def is_vecenv_wrapped(env: Any, vec_wrapper_class: Any) -> bool:
-    """Whether one of the layers is of this class."""
+    """Whether one of the layers of `env` is of the class `vec_wrapper_class`."""
     return unwrap_vec_wrapper(env, vec_wrapper_class) is not None
 
 
 def sync_envs_normalization(env: Any, eval_env: Any) -> None:
-    """Give the statistics of training to the envs of evaluation, which must be wrapped alike."""
+    """Give the statistics of `env`, of training, to `eval_env`, of evaluation, which must be wrapped alike."""
     source, target = unwrap_vec_normalize(env), unwrap_vec_normalize(eval_env)
     if (source is None) != (target is None):
         raise ValueError("one of the envs is wrapped in VecNormalize, and the other is not")

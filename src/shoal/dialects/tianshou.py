@@ -342,6 +342,11 @@ class DummyVectorEnv(PoolVectorEnv, theirs.DummyVectorEnv):  # type: ignore[misc
     """Drop-in for tianshou's: the envs live in this process, and are stepped one after another.
 
     As tianshou's own, an asynchronous one answers with every second of the envs that are being stepped.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        wait_num, timeout: as for tianshou's: some envs at a time.
+        **options: options of a `shoal.Pool`.
     """
 
     _get = staticmethod(beside_envs.get_of_innermost)
@@ -366,6 +371,9 @@ class SubprocVectorEnv(PoolVectorEnv, theirs.SubprocVectorEnv):  # type: ignore[
     """Drop-in for tianshou's: the envs live in worker processes, several to each unless it is asynchronous.
 
     Args:
+        env_fns: a list of functions that make one env each.
+        wait_num, timeout: as for tianshou's: some envs at a time.
+        **options: options of a `shoal.Pool`.
         share_memory: changes nothing, because all arrays are in shared memory.
         context: the start method; None for "forkserver".
     """
@@ -386,7 +394,13 @@ class SubprocVectorEnv(PoolVectorEnv, theirs.SubprocVectorEnv):  # type: ignore[
 
 
 class ShmemVectorEnv(PoolVectorEnv, theirs.ShmemVectorEnv):  # type: ignore[misc]
-    """Drop-in for tianshou's; the same as SubprocVectorEnv here."""
+    """Drop-in for tianshou's; the same as SubprocVectorEnv here.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        wait_num, timeout: as for tianshou's: some envs at a time.
+        **options: options of a `shoal.Pool`.
+    """
 
     def __init__(
         self,
@@ -400,7 +414,13 @@ class ShmemVectorEnv(PoolVectorEnv, theirs.ShmemVectorEnv):  # type: ignore[misc
 
 
 class RayVectorEnv(PoolVectorEnv, theirs.RayVectorEnv):  # type: ignore[misc]
-    """Drop-in for tianshou's: the envs live in actors of a Ray cluster, several to each."""
+    """Drop-in for tianshou's: the envs live in actors of a Ray cluster, several to each.
+
+    Args:
+        env_fns: a list of functions that make one env each.
+        wait_num, timeout: as for tianshou's: some envs at a time.
+        **options: options of a `shoal.Pool`.
+    """
 
     _get = staticmethod(beside_envs.get_of_outermost)
     _seed = staticmethod(beside_envs.seed_in_actor)

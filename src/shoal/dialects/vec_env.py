@@ -40,6 +40,9 @@ class VecEnv(ClosedByWith):
 
     The env's info then has the last observation of the old episode as `terminal_observation`.
 
+    Args:
+        num_envs, observation_space, action_space: how many envs, and the spaces of one.
+
     Attributes:
         reset_infos: the info of each env's last reset.
     """
@@ -488,7 +491,7 @@ class TransformWrapper(VecEnvWrapper):
 
 
 class VecExtractDictObs(TransformWrapper):
-    """One part of Dict observations in place of all of them; the same in both dialects."""
+    """The part `key` of the Dict observations of `venv` in place of all of them; the same in both dialects."""
 
     def __init__(self, venv: Any, key: str):
         super().__init__(venv, ExtractDictObs(key))

@@ -1,7 +1,8 @@
 """The layout table: every field of the slab, every counter, and every number that Python and C share, written once.
 
 `memory.slab` lays the fields out in this order. `tools/generate_layout.py` makes the C header `layout.h` and the tables
-in `docs/architecture.md` from it. Python reads the numbers here, as `layout.STAT_STEPS` or `layout.OP_RESET`.
+in `docs/explanation/architecture.md` from it. Python reads the numbers here, as `layout.STAT_STEPS` or
+`layout.OP_RESET`.
 
 After a change run `python tools/generate_layout.py` and build the core again.
 """

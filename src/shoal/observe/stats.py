@@ -23,7 +23,15 @@ MOST_ROWS = 16  # of workers in the table
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """One worker. `pid` is None for threads and for the caller's own block; `node` is the machine, "" for this one."""
+    """One worker of a pool, as `pool.workers` lists them.
+
+    Attributes:
+        index: its number.
+        pid: its process; None for threads and for the caller's own block.
+        env_ids: its envs.
+        state: what it is doing, in a word.
+        node: the machine that it runs on, "" for this one.
+    """
 
     index: int
     pid: int | None

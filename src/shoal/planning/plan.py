@@ -51,6 +51,7 @@ class Plan:
     """How envs are run, and why so. `shoal.make` and `shoal.Pool` take one, or the file of one, as `plan`.
 
     Attributes:
+        backend: its name, as `shoal.Pool` takes it.
         num_workers: at most; a pool of fewer envs has fewer.
         reason: in words.
         measured: what a step of the env cost, where that was measured.

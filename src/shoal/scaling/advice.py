@@ -26,10 +26,15 @@ class Cluster:
     """Envs, machines and a policy. A `Setup` says how to run the envs on the machines.
 
     Attributes:
+        step, envs: the time of a step, and the number of envs on all nodes together.
+        nodes: the number of machines with envs.
         cores: of each node, and the number of workers that step its envs at the same time.
         latency: the round trip of the network, in seconds.
         bandwidth: of every machine's link, in bytes a second.
+        obs_bytes, action_bytes: sizes of one env's observation and action.
+        policy, policy_lane: its seconds for a batch, and for each env of it in addition.
         batch_size: as the learner needs it; None for the best.
+        costs: what the driver and the actors need for themselves.
     """
 
     step: StepTime
@@ -56,6 +61,7 @@ class Cluster:
         number("latency, in seconds", self.latency, 0.0, LONGEST)
 
     def setup(self, actors_per_node: int, in_flight: int) -> Setup:
+        """Return a `Setup` of this cluster with so many actors_per_node, and so many batches in_flight."""
         actors = self.nodes * actors_per_node
         per_actor = -(-self.envs // actors)  # rounded up
         envs = per_actor * actors
@@ -72,6 +78,7 @@ class Advice:
     """How to run it, how fast that will be, and what to change first.
 
     Attributes:
+        setup: how to run it.
         nodes: the number of nodes to use: as many as pay. Twice as many must bring a tenth more steps.
         all_nodes: steps per second with all nodes, in the best way; an upper bound, if less than that of `prediction`.
         limit: one of PARTS.
@@ -193,7 +200,7 @@ class _NodeSearch:
 
 
 def limits(setup: Setup, now: Prediction | None = None, sizes: Sequence[int] = ()) -> tuple[str, dict[str, float]]:
-    """Find what limits a pool by making each part twice as good; return the part that gains most, and all gains.
+    """Find what limits the pool of a `setup` by making each part twice as good; return the best part, and all gains.
 
     If no part gains alone, the limit is the part that is busy for most of the time.
 
@@ -247,7 +254,7 @@ def _about_ranks(advice: Advice) -> str:
         alone = f"; one node alone, without a cluster, makes up to {figure(advice.alone)} that way"
     return (
         f"move the policy to the nodes: data-parallel ranks, at most {figure(advice.apart)} steps/s on all {nodes:,} "
-        f"if each runs it as fast as the driver does (docs/distributed.md){alone}"
+        f"if each runs it as fast as the driver does (docs/guides/clusters.md){alone}"
     )
 
 

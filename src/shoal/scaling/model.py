@@ -61,7 +61,7 @@ class StepTime:
         return cls(mean, float(np.std(samples)) / mean if mean else 0.0, samples)
 
     def draw(self, rng: np.random.Generator, count: int | tuple[int, ...]) -> Times:
-        """Draw the times of so many steps, in seconds."""
+        """Draw the times of `count` steps, in seconds, by the generator `rng`."""
         if not self.spread:
             return np.full(count, self.mean)
         if self.samples:
@@ -84,7 +84,7 @@ class Costs:
 
     Of the driver and of an actor, only the threads count that do one thing after the other. The time of Ray's other
     threads is in `transport`. `benchmarks/scaling_model.py --parts constants --save` has measured the values and
-    writes them here; see docs/scaling.md.
+    writes them here; see docs/explanation/scaling.md.
 
     Attributes:
         batch: time of the driver's CPU for the recv and send of a batch.
@@ -130,6 +130,7 @@ class Setup:
         round_trip: of the network, in seconds.
         driver_bandwidth, node_bandwidth: bytes a second, each way.
         policy: seconds for a batch, in which the caller does nothing else; `policy_lane` more for each env of it.
+        costs: what the driver and the actors need for themselves.
     """
 
     step: StepTime

@@ -57,7 +57,12 @@ class Prediction:
 
 
 def simulate(setup: Setup, seed: int = 0) -> Prediction:
-    """Simulate the pool from its first reset until it is stable, and then for some circles that count."""
+    """Simulate the pool from its first reset until it is stable, and then for some circles that count.
+
+    Args:
+        setup: the pool, its machines and its policy.
+        seed: of the drawn times.
+    """
     whole, (setup, lanes, actors, flights) = setup, _part(setup)
     pool = _PoolSimulation(setup, seed)
     batches = math.ceil(setup.in_flight)

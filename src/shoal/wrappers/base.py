@@ -74,6 +74,7 @@ class Bound:
     """What a transform works on.
 
     Attributes:
+        num_envs, observation_space, action_space: how many envs, and the spaces of one.
         images: returns an image of each of these envs, which must be idle.
         metadata, render_mode: the envs' own.
     """
@@ -92,14 +93,18 @@ class Transform:
     bound: Bound
 
     def bind(self, bound: Bound) -> Space[Any]:
-        """Called once, with what it works on. Returns the observation space of one env after this transform."""
+        """Called once, with what it works on. Returns the observation space of one env after this transform.
+
+        Raises:
+            ValueError: it belongs to other envs already, or is not for such spaces.
+        """
         if hasattr(self, "bound"):
             raise ValueError(f"{type(self).__name__} already belongs to other envs: make one for each")
         self.bound = bound
         return bound.observation_space
 
     def send(self, actions: Any, ids: Ids) -> None:
-        """Called with actions on their way to the envs."""
+        """Called with the actions of the envs `ids`, on their way to the envs."""
 
     def apply(self, rows: Rows) -> None:
         """Called with answers on their way to the caller. May replace arrays in them, and must not write to any."""

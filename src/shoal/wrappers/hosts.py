@@ -22,7 +22,15 @@ from shoal.wrappers.base import Array, Bound, Rows, Transform, added_infos, bind
 
 
 def wrap(envs: Any, *transforms: Transform) -> Any:
-    """Wrap a Pool or any Gymnasium vector env: its batches go through these transforms, in this order."""
+    """Wrap a Pool or any Gymnasium vector env: its batches go through these transforms, in this order.
+
+    Args:
+        envs: a `shoal.Pool`, a vector env of `shoal.make`, or any other of Gymnasium's.
+        *transforms: the first is next to the envs.
+
+    Raises:
+        TypeError: it is neither a pool nor a vector env, or a transform is not one.
+    """
     for transform in transforms:
         if not isinstance(transform, Transform):
             raise TypeError(f"expected transforms such as FrameStack(4), found {transform!r}")
@@ -85,20 +93,25 @@ class WrappedPool(_Transformed):
         )
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
+        """As `Pool.send`: the transforms see the actions of these `env_ids` first."""
         self._show(actions, self._all_ids if env_ids is None else check_ids(env_ids, self.pool.num_envs))
         self.pool.send(actions, env_ids)
 
     def recv(self, timeout: float | None = None, min_batch: int | None = None) -> Batch:
+        """As `Pool.recv`, with its timeout and min_batch: the batch has gone through the transforms."""
         return self._transformed(self.pool.recv(timeout, min_batch))
 
     def step(self, actions: Any, timeout: float | None = None) -> Batch:
+        """As `Pool.step`, with its timeout: actions and batch go through the transforms."""
         self._show(actions, self._all_ids)
         return self._transformed(self.pool.step(actions, timeout))
 
     def reset(self, env_ids: Any = None, **options: Any) -> Batch:
+        """As `Pool.reset`, of these `env_ids` and with its options: the batch goes through the transforms."""
         return self._transformed(self.pool.reset(env_ids, **options))
 
     def close(self, timeout: float | None = CLOSE_TIMEOUT) -> None:
+        """Close the transforms, and the pool."""
         self._close(lambda: self.pool.close(timeout))
 
     def __enter__(self) -> WrappedPool:
@@ -172,7 +185,11 @@ class WrappedVectorEnv(_Transformed, gymnasium.vector.VectorWrapper):
         return [None] * len(ids) if pictures is None else [pictures[i] for i in ids.tolist()]
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]`."""
+        """Reset all envs, or those of `options["reset_mask"]`.
+
+        Args:
+            seed, options: as for Gymnasium's vector env.
+        """
         mask = None if options is None else options.get("reset_mask")  # now, as Gymnasium removes it
         obs, infos = self.env.reset(seed=seed, options=options)
         ids = self._all_ids if mask is None else np.flatnonzero(mask)

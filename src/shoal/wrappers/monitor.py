@@ -129,6 +129,12 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.current_reset_info: dict[str, Any] = {}
 
     def reset(self, **kwargs: Any) -> Any:
+        """Begin an episode; as the env's own reset.
+
+        Raises:
+            RuntimeError: the running episode is not over, and early resets are not allowed.
+            ValueError: one of `reset_keywords` was not given.
+        """
         if not self.allow_early_resets and not self.needs_reset:
             raise RuntimeError(
                 "the env was reset before its episode was over: allow that by Monitor(..., allow_early_resets=True)"
@@ -142,6 +148,11 @@ class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
+        """Step the env; at the end of an episode the info has its return, length and time.
+
+        Raises:
+            RuntimeError: the episode is over: reset first.
+        """
         if self.needs_reset:
             raise RuntimeError("the episode is over: reset the env before its next step")
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -271,6 +282,9 @@ class EpisodeLogger(Transform):
 
     Attributes:
         global_step: steps of all envs so far. Set it to continue an earlier run.
+
+    Raises:
+        ValueError: `every_seconds` or `every_steps` is below 0.
     """
 
     def __init__(self, every_seconds: float = 1.0, every_steps: int = 0, prefix: str = "shoal"):
@@ -335,7 +349,7 @@ class EpisodeLogger(Transform):
         self.write({f"{self.prefix}/{name}": value for name, value in values.items()}, self.global_step)
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """Log the values; derived classes do it."""
+        """Log the values of this step, counted over all envs; derived classes do it."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -355,6 +369,7 @@ class TensorBoardLogger(EpisodeLogger):
     Args:
         folder_or_writer: a folder for a writer of torch or tensorboardX, which is closed with the envs; or any object
             with `add_scalar(tag, value, step)`, which stays open.
+        every_seconds, every_steps, prefix: as for EpisodeLogger.
 
     Raises:
         ImportError: a folder was given, and neither is installed.
@@ -370,6 +385,7 @@ class TensorBoardLogger(EpisodeLogger):
             raise TypeError(f"expected a folder or an object with add_scalar, found {folder_or_writer!r}")
 
     def write(self, values: Mapping[str, float], step: int) -> None:
+        """Log the values of this step to TensorBoard, each as a scalar."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
 
@@ -383,6 +399,7 @@ class WandbLogger(EpisodeLogger):
         run: a run, or any object with `log(values, step=...)`, which stays open. None: the active run, or one that is
             made now and finished with the envs.
         **init: for `wandb.init`, which is called if there are any, even if a run is active.
+        every_seconds, every_steps, prefix: as for EpisodeLogger.
 
     Raises:
         ImportError: no run was given, and wandb is not installed.
@@ -401,6 +418,7 @@ class WandbLogger(EpisodeLogger):
             self._close_log = self.run.finish
 
     def write(self, values: Mapping[str, float], step: int) -> None:
+        """Log the values of this step to the run of W&B."""
         self.run.log(dict(values), step=step)
 
 

@@ -34,7 +34,7 @@ class CheckNan(Transform):
         return space
 
     def send(self, actions: Any, ids: Ids) -> None:
-        """Look at actions, and keep them: a bad action may cause bad observations."""
+        """Look at the actions of the envs `ids`, and keep them: a bad action may cause bad observations."""
         self._acted[ids] = True
         if not isinstance(self.bound.action_space, spaces.Dict | spaces.Tuple):  # so a list is a batch
             try:

@@ -214,7 +214,12 @@ class Normalize(Transform):
         return new
 
     def set_statistics(self, obs_rms: Any, ret_rms: Any) -> None:
-        """Replace the statistics by others, given as data. Raises ValueError, and keeps the old, if they do not fit."""
+        """Replace the statistics by others, given as data. Raises ValueError, and keeps the old, if they do not fit.
+
+        Args:
+            obs_rms: data of the statistics of observations.
+            ret_rms: the same for returns.
+        """
         if not isinstance(obs_rms, dict | None):
             raise DataError(f"these are no statistics: {obs_rms!r:.100}")
         new: Any = obs_rms

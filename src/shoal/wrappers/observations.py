@@ -57,6 +57,7 @@ class FrameStack(Transform):
         self._history: dict[Part, list[Array]] = {}  # oldest first, each [num_envs, ...]
 
     def bind(self, bound: Bound) -> Space[Any]:
+        """Return the space of stacked observations. Raises ValueError for spaces that cannot be stacked."""
         space = super().bind(bound)
         stacked: dict[Part, Space[Any]] = {}
         parts = box_parts(space, None, "FrameStack", "take it out, by ExtractDictObs or in the env")
@@ -124,6 +125,7 @@ class TransposeImage(Transform):
         self._parts: list[Part] = []
 
     def bind(self, bound: Bound) -> Space[Any]:
+        """Return the space with channels first. Raises ValueError where observations have no images."""
         space = super().bind(bound)
         if self.skip:
             return space
@@ -165,6 +167,7 @@ class ExtractDictObs(Transform):
         self.key = key
 
     def bind(self, bound: Bound) -> Space[Any]:
+        """Return the space of the part. Raises ValueError where observations are no dicts, or have no such key."""
         space = super().bind(bound)
         if not isinstance(space, spaces.Dict) or self.key not in space.spaces:
             raise ValueError(f"ExtractDictObs: there is no part {self.key!r} in {space}")

@@ -52,11 +52,11 @@ class RunningMeanStd:
             self._fresh.update(values)
 
     def standardize(self, values: Any, epsilon: float, limit: float) -> Array:
-        """Values [..., *shape] brought to mean 0 and variance 1, and into [-limit, limit], as float32."""
+        """The values [..., *shape] by (values - mean) / sqrt(var + epsilon), within [-limit, limit], as float32."""
         return standardized(values, self.mean, self.var, epsilon, limit)
 
     def update_from_moments(self, mean: Any, var: Any, count: float) -> None:
-        """Add a batch of which only mean, variance and size are known."""
+        """Add a batch of which only mean, variance (var) and size (count) are known."""
         if not count:
             return  # if this has seen nothing either, the sums below would be 0 / 0
         total = self.count + count
@@ -78,7 +78,7 @@ class RunningMeanStd:
             self._common, self._fresh = self.copy(), RunningMeanStd(0.0, np.shape(self.mean))
 
     def copy(self) -> RunningMeanStd:
-        """A copy."""
+        """Return a copy that shares nothing with this one."""
         copied = type(self)(shape=np.shape(self.mean))
         copied.mean, copied.var, copied.count = np.copy(self.mean), np.copy(self.var), self.count
         return copied

@@ -189,7 +189,7 @@ def test_exceptions_are_seen_in_debug_mode() -> None:
 
 def test_the_example_of_the_docs() -> None:
     pytest.importorskip("torch", reason="the example uses PyTorch")
-    text = (Path(__file__).parents[3] / "docs" / "compiled.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "gpu.md").read_text()
     (example,) = re.findall(r"```python cupy\n(.*?)```", text, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -179,6 +179,7 @@ class DeviceArray:
     """An array on the GPU that PyTorch, JAX and CuPy take without a copy, by DLPack or __cuda_array_interface__.
 
     `torch.from_dlpack(array)`, `jax.dlpack.from_dlpack(array)`, `cupy.asarray(array)`; `np.asarray(array)` copies it.
+    `CudaEnvs` makes them, of Numba's `array` and the `streams` on which its kernels run.
     """
 
     def __init__(self, array: Any, streams: Streams):

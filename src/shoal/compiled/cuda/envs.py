@@ -102,6 +102,9 @@ class CudaEnvs(DeviceMemory):
 
         Args:
             seed: for the random numbers of all envs; by default they go on as they are.
+
+        Raises:
+            BadCall: the mask does not fit, or there is a seed beside a mask.
         """
         self._check_open()
         if seed is not None:
@@ -130,7 +133,12 @@ class CudaEnvs(DeviceMemory):
         return self.obs, self.reward, self.terminated, self.truncated
 
     def step_rows(self, mask: Any, actions: Any) -> None:
-        """Step the envs where the mask [num_envs] is set, and nothing else: it begins and ends no episode."""
+        """Step the envs where the mask [num_envs] is set, and nothing else: it begins and ends no episode.
+
+        Args:
+            actions: [num_envs, ...] on the GPU.
+            mask: bool [num_envs].
+        """
         self._check_open()
         _, handle, leaves = self._look(actions)
         given = {**self._take(leaves), "mask": self._mask(mask)}
@@ -196,6 +204,9 @@ class CudaEnvs(DeviceMemory):
 
         Returns:
             what `Pool.rollout` returns; `episode_return` and `episode_length` are None without `track_episodes`.
+
+        Raises:
+            BadCall: episodes do not begin by themselves (`autoreset`), or policy, params or `out` do not fit.
         """
         if self.autoreset == "disabled":
             raise BadCall("rollout: episodes must begin by themselves; make the envs with another autoreset")

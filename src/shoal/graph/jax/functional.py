@@ -102,6 +102,7 @@ class BatchedFunctionalEnv:
         """Step the lanes, or reset those that are due for it.
 
         Args:
+            state: what `init` or the last call returned.
             action: [n, ...], nested as the action space is; it has no effect where a lane is reset.
             mask: bool [n], only lanes where it is True are stepped.
             last: the last answer, which the other lanes repeat. Without it they answer with their last observation,
@@ -120,6 +121,9 @@ class BatchedFunctionalEnv:
 
         Returns:
             The state and the last observations of all lanes, which are first ones where `mask` is True.
+
+        Raises:
+            BadCall: there is not one seed for each lane.
         """
         words = None if seeds is None else words_of(seeds)
         if words is not None and words.shape != (self.num_envs, 2):
@@ -145,6 +149,9 @@ class BatchedFunctionalEnv:
                 random actions of a lane do not depend on the number of lanes.
             collect: the names of the arrays to keep of each step, see Trajectory; False for the sums alone.
             unroll: steps in one pass of the loop.
+
+        Raises:
+            BadCall: `steps` is below 1.
         """
         if steps < 1:
             raise BadCall(f"steps: expected at least 1, found {steps}")
@@ -358,7 +365,13 @@ class BatchedFunctionalEnv:
 
 
 def functional(env: Any, num_envs: int, **options: Any) -> BatchedFunctionalEnv:
-    """Make many copies of one functional env; the options are FunctionalOptions."""
+    """Make many copies of one functional env; the options are FunctionalOptions.
+
+    Args:
+        env: an env in the style of gymnax, Brax or Gymnasium's FuncEnv, or any with `reset` and `step`.
+        num_envs: how many copies.
+        **options: the fields of FunctionalOptions.
+    """
     return BatchedFunctionalEnv(env, num_envs, **options)
 
 

@@ -107,7 +107,12 @@ class TorchEnv:
         return StepAnswer(_nested(self._nesting, iter(leaves)), reward, terminated, truncated)
 
     def send(self, action: Any, env_ids: Tensor | Sequence[int] | None = None) -> None:
-        """Start a step of these envs (None: all), and return at once."""
+        """Start a step of these envs (None: all), and return at once.
+
+        Args:
+            action: a tensor, or nested ones, with a row for each env.
+            env_ids: the envs; None for all.
+        """
         self._ops.send(self._handle, self._layout, _as_ids(env_ids), self._flat(action))
 
     def recv(self) -> Received:
