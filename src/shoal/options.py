@@ -12,8 +12,8 @@ from gymnasium import Space
 
 from shoal import native
 from shoal.backends import registry
-from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.support.checks import Seed, check_choice, positive_number, whole_number
+from shoal.support.system import system
 
 __all__ = ["PoolOptions", "refuse_unknown_options", "signature_with_options"]
 
@@ -110,7 +110,7 @@ class PoolOptions:
     infos: Literal["all", "drop"] | Sequence[str] = "all"
     lenient: bool = False
     check_nan: bool = False
-    start_method: str = DEFAULT_START_METHOD
+    start_method: str = system.start_methods[0]
     start_timeout: float | None = None
     env_kwargs: Mapping[str, Any] | None = None
     plan: Any = None
@@ -123,8 +123,8 @@ class PoolOptions:
         check_choice("check_actions", self.check_actions, ("all", "discrete", "none"))
         check_choice("check_reset", self.check_reset, ("all", "ended", "none"))
         check_choice("on_error", self.on_error, ("raise", "restart"))
-        self._set("start_method", self.start_method or DEFAULT_START_METHOD)
-        check_choice("start_method", self.start_method, START_METHODS)
+        self._set("start_method", self.start_method or system.start_methods[0])
+        check_choice("start_method", self.start_method, system.start_methods)
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
         for name in ("copy", "flat_rows", "lenient", "check_nan"):
