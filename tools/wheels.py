@@ -88,27 +88,37 @@ def without_compiler(folder: Path) -> dict[str, str]:
     return {**left, "PATH": str(tools), "CC": "false", "CXX": "false"}
 
 
+def try_one(python: str, folder: Path, core: bool) -> None:
+    """Install the wheel in a fresh environment, and run what must work there."""
+    own = fresh(folder / "venv", python)
+    environ = without_compiler(folder)
+    pip = [own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+    run(*pip, "--find-links", DIST, "shoal[test]", cwd=folder, env=environ)
+    run(own, "-m", "shoal", "doctor", cwd=folder, env=environ)
+    # A copy, so that nothing of the source tree is found by chance.
+    shutil.copytree(REPO / "tests", folder / "tests")
+    left_out = [f"--ignore=tests/{name}" for name in OF_THE_TREE]
+    chosen = ["--core", "tests", *left_out] if core else ["tests/contract/test_pool.py"]
+    run(own, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *chosen, cwd=folder, env=environ)
+
+
 def test(versions: list[str], core: bool) -> None:
-    tried = []
+    results = {}
     for version in versions or TRIED_ON:
         python = interpreter(version)
         if python is None:
-            print(f"there is no Python {version} here")
+            results[version] = "there is none here"
             continue
         with tempfile.TemporaryDirectory() as work:
-            folder = Path(work)
-            own = fresh(folder / "venv", python)
-            environ = without_compiler(folder)
-            run(own, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--find-links", DIST, "shoal[test]",
-                cwd=work, env=environ)  # fmt: skip
-            run(own, "-m", "shoal", "doctor", cwd=work, env=environ)
-            # A copy, so that nothing of the source tree is found by chance.
-            shutil.copytree(REPO / "tests", folder / "tests")
-            left_out = [f"--ignore=tests/{name}" for name in OF_THE_TREE]
-            chosen = ["--core", "tests", *left_out] if core else ["tests/contract/test_pool.py"]
-            run(own, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *chosen, cwd=work, env=environ)
-        tried.append(version)
-    print("tried on", *tried)
+            try:
+                try_one(python, Path(work), core)
+                results[version] = "passed"
+            except subprocess.CalledProcessError as error:
+                results[version] = f"FAILED: {' '.join(map(str, error.cmd[1:5]))} ..."
+        print(f"Python {version}: {results[version]}", flush=True)
+    print(*(f"Python {version}: {result}" for version, result in results.items()), sep="\n")
+    if any(result.startswith("FAILED") for result in results.values()):
+        sys.exit(1)
 
 
 def main() -> None:
