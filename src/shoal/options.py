@@ -12,8 +12,8 @@ from gymnasium import Space
 
 from shoal import native
 from shoal.backends import registry
-from shoal.backends.launch import DEFAULT_START_METHOD, START_METHODS
 from shoal.support.checks import Seed, check_choice, positive_number, whole_number
+from shoal.support.system import system
 
 __all__ = ["PoolKeywords", "PoolOptions", "refuse_unknown_options", "signature_with_options"]
 
@@ -130,7 +130,7 @@ class PoolOptions:
     check_reset: Literal["all", "ended", "none"] = "all"
     observation_mode: str | tuple[Space[Any], Space[Any]] = "same"
     lenient: bool = False
-    start_method: str = DEFAULT_START_METHOD
+    start_method: str = system.start_methods[0]
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, ("auto", *registry.names()))
@@ -140,8 +140,8 @@ class PoolOptions:
         check_choice("check_actions", self.check_actions, ("all", "discrete", "none"))
         check_choice("check_reset", self.check_reset, ("all", "ended", "none"))
         check_choice("on_error", self.on_error, ("raise", "restart"))
-        self._set("start_method", self.start_method or DEFAULT_START_METHOD)
-        check_choice("start_method", self.start_method, START_METHODS)
+        self._set("start_method", self.start_method or system.start_methods[0])
+        check_choice("start_method", self.start_method, system.start_methods)
         if not isinstance(self.backend_options, Mapping | None):
             raise ValueError(f"backend_options: expected a dict, found {self.backend_options!r}")
         for name in ("copy", "flat_rows", "lenient", "check_nan"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.cli import doctor, main
+from shoal.cli import doctor, main, self_test
 from shoal.support.optional_dependencies import install
 
 TINY = ["-n", "2", "--seconds", "0.02", "--rounds", "2"]
@@ -129,21 +129,49 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_doctor_json_has_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["doctor", "--json"]) == 0
+    assert main.main(["doctor", "--json", "--no-test"]) == 0
     known = json.loads(capsys.readouterr().out)
     assert set(known["cores"]) == {"usable", "affinity", "cgroup_quota", "machine"}
     assert 1 <= known["cores"]["usable"] <= known["cores"]["affinity"]
     assert known["native"] in ("native", "twin")
     assert known["start_method"]["shoal"] in known["start_method"]["offered"]
-    assert {"python", "gymnasium", "numpy", "memory_available", "dev_shm"} <= set(known)
+    assert {"python", "gymnasium", "numpy", "memory_available", "dev_shm", "installed", "gil", "cache"} <= set(known)
     assert set(known["integrations"]) == set(doctor.INTEGRATIONS)
 
 
-def test_doctor_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(self_test, "BACKENDS", ("serial",))
     assert main.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for label in ("cores usable", "start method", "stable_baselines3"):
+    for label in ("cores usable", "start method", "stable_baselines3", "self-test: serial", "works"):
         assert label in out
+
+
+@pytest.mark.parametrize("backend", ["threads", "processes", "hybrid"])
+def test_doctor_tries_backends(backend: str) -> None:
+    tried = self_test.run(backend)
+    assert tried["ok"] is True, tried
+    assert tried["steps_per_second"] > 0
+
+
+def test_doctor_says_what_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"serial": {"ok": False, "why": "it [crashed]"}, "threads": {"ok": None, "why": "no threads"}}
+    monkeypatch.setattr(self_test, "BACKENDS", tuple(found))
+    monkeypatch.setattr(self_test, "run", found.get)
+    assert main.main(["doctor", "--text"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("```\n")
+    assert "self-test: serial: FAILED: it [crashed]\nself-test: threads: not here: no threads\n```" in out
+
+
+def test_a_backend_that_crashes_is_a_line_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert self_test.run("serial") == {"ok": False, "why": "its process ended with code 1: it said nothing"}
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"shoal {shoal.__version__}\n"
 
 
 def test_doctor_finds_versions_without_importing() -> None:

@@ -102,12 +102,12 @@ def test_a_helper_that_ends_by_itself_is_left_alone(backend: str) -> None:
 
 
 def test_a_slab_without_a_descriptor_is_not_shared_with_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(label: str) -> int:
+    def refuse(label: str, size: int) -> int:
         raise OSError("no descriptor")
 
     with open_pool(CountEnv, backend="serial") as pool:
         layout = pool._slab.layout
-    monkeypatch.setattr("shoal.memory.slab.anonymous_file", refuse)
+    monkeypatch.setattr("shoal.memory.slab.system.shared_memory", refuse)
     slab = Slab.create(layout, shared=False)
     pid = os.fork()
     if not pid:

@@ -177,7 +177,7 @@ def test_without_a_descriptor_only_a_slab_that_is_to_be_shared_is_refused(monkey
     def refuse(*_: Any) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(slab_module, "anonymous_file", refuse)
+    monkeypatch.setattr(slab_module.system, "shared_memory", refuse)
     slab = Slab.create(SMALL, shared=False)
     slab.array("reward")[:] = 3
     assert slab.fd is None

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.backends.base import BlockSpec, Worker
-from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.envs.functions import EnvFn, as_env_fns
 from shoal.memory.messages import BlockSummary
 from shoal.memory.slab import Slab
 from shoal.support.checks import whole_number
 from shoal.support.deadline import Deadline
+from shoal.support.system import system
 
 DECIDED = -1  # as the time of a spin: the core decides it while it runs
 
@@ -54,7 +54,7 @@ class BackendSetup:
     num_envs: int
     num_workers: int | None = None  # as asked for; None for the backend's own choice
     options: Mapping[str, Any] = field(default_factory=dict)  # those that only this backend knows (`backend_options`)
-    start_method: str = DEFAULT_START_METHOD
+    start_method: str = system.start_methods[0]
     interrupts: bool = True  # whether Ctrl-C may come to the thread that steps the caller's own block
 
 

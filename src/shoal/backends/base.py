@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal import native
+from shoal.envs.functions import pickle_env_fns
 from shoal.errors import ShoalError, StartError, StepTimeout, WorkerDied
 from shoal.memory.messages import BlockSummary, Note, Reply, StepperConfig
 from shoal.memory.slab import Slab
@@ -230,3 +231,11 @@ class Worker(ABC):
             f"worker {self.index} (envs {self.start} to {self.stop - 1}) did not answer within {deadline.seconds} s",
             self.env_ids,
         )
+
+
+def pickle_blocks(blocks: Sequence[BlockSpec]) -> dict[int, list[bytes]]:
+    """The env functions of each block as bytes, by the block's index. What several envs share is pickled once. Raises
+    BadEnv for one that cannot be pickled."""
+    env_fns = [env_fn for block in blocks for env_fn in block.env_fns]
+    pickled = iter(pickle_env_fns(env_fns, blocks[0].start if blocks else 0))
+    return {block.index: [next(pickled) for _ in block.env_fns] for block in blocks}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import pickle
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -23,14 +23,16 @@ from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import Any
 
+if sys.platform == "win32":
+    raise ImportError("worker processes need Linux, macOS or WSL")
+
 from shoal.backends.launcher import REPORT, Preparation, run, start_interpreter
 from shoal.errors import StartError, StepTimeout
-from shoal.memory.slab import anonymous_file
+from shoal.support import processes
 from shoal.support.deadline import Deadline
 from shoal.support.limits import explain
+from shoal.support.system import system
 
-START_METHODS = tuple(m for m in ("forkserver", "spawn", "fork") if m in multiprocessing.get_all_start_methods())
-DEFAULT_START_METHOD = START_METHODS[0]
 PRELOAD = ["numpy", "gymnasium", "gymnasium.envs.classic_control", "cloudpickle", "shoal.backends.worker_main"]
 
 
@@ -69,10 +71,10 @@ class WorkerProcess:
         self._ended = False
         self._lock = threading.Lock()  # held while the report is read or closed: any thread may ask for `alive`
         self.pidfd = -1
+        self._known: processes.Process | None = None  # tells it from a later one of the same pid, for want of a pidfd
         try:
-            self.pidfd = os.pidfd_open(pid)
-        except AttributeError:  # the system has no such thing
-            pass
+            self.pidfd = system.open_process(pid)
+            self._known = processes.identify(pid) if self.pidfd < 0 else None
         except OSError as error:
             if report < 0 and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise  # nothing else would tell its end
@@ -129,8 +131,8 @@ class WorkerProcess:
         """Send a signal to this very process, which the pid alone would not tell from a later one."""
         with contextlib.suppress(OSError):
             if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, number)
-            elif not self._ended:
+                system.signal_process(self.pidfd, number)
+            elif not self._ended and self._known is not None and processes.alive(self._known):
                 os.kill(self.pid, number)
 
     def close(self) -> None:
@@ -190,7 +192,7 @@ class _LauncherLink:
                 assert self._socket is not None
                 try:
                     self._socket.settimeout(deadline.left)
-                    socket.send_fds(self._socket, [data], list(fds))
+                    system.send_request(self._socket, data, fds)
                     return
                 except (BrokenPipeError, ConnectionResetError):  # it is gone
                     self._forget()
@@ -200,7 +202,7 @@ class _LauncherLink:
             self._lock.release()
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = system.request_channel()
         # Ctrl-C on a terminal reaches the launcher too, which ignores it as soon as it can, and must not see it before.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
@@ -251,7 +253,7 @@ def _renew_link() -> None:
     _link = _link.renewed()
 
 
-os.register_at_fork(after_in_child=_renew_link)
+system.after_fork(_renew_link)
 
 
 def tidy() -> None:
@@ -275,7 +277,7 @@ def start_process(method: str, start: WorkerStart, deadline: Deadline) -> Worker
 
 
 def _launch(method: str, start: WorkerStart, deadline: Deadline) -> WorkerProcess:
-    letter = anonymous_file("shoal-assignment")
+    letter = system.anonymous_file("shoal-assignment")
     answer, report = -1, -1
     try:
         with open(letter, "wb", closefd=False) as file:

@@ -7,7 +7,6 @@ lock or is stopped is ended too when the caller is gone. Requests come over a so
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import os
@@ -23,12 +22,14 @@ from dataclasses import dataclass
 from multiprocessing import process, util
 from multiprocessing.connection import Connection
 
+if sys.platform == "win32":
+    raise ImportError("worker processes need Linux, macOS or WSL")
+
 from shoal.support import processes
+from shoal.support.system import system
 
 REPORT = struct.Struct("=i")  # first a pid, or an errno with a minus; later an exit code, with a minus for a signal
-LARGEST_REQUEST = 1 << 20
 LEAVE = 0.5  # seconds that workers have to leave by themselves when the caller is gone
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 class Launcher:
@@ -40,9 +41,9 @@ class Launcher:
         self._marks: dict[int, str] = {}
         self._channels: dict[int, int] = {}  # the inodes of their channels
         self._forked: dict[int, tuple[int, str]] = {}  # workers that the caller has forked: pid and mark by pidfd
-        self._caller_fd = -1
-        with contextlib.suppress(OSError, AttributeError):  # no such thing on this system: the socket tells as well
-            self._caller_fd = os.pidfd_open(caller)
+        self._caller_fd = -1  # where the system has no such thing, the socket tells as well
+        with contextlib.suppress(OSError):
+            self._caller_fd = system.open_process(caller)
         self._woken, wake = os.pipe()
         for fd in (self._woken, wake):
             os.set_blocking(fd, False)
@@ -77,7 +78,7 @@ class Launcher:
 
     def _take_request(self, only_watch: bool = False) -> bool:
         """Carry out one request, unless only those count that start nothing. False when the channel is closed."""
-        data, fds, _, _ = socket.recv_fds(self._requests, LARGEST_REQUEST, 8)
+        data, fds = system.receive_request(self._requests)
         if not data:
             return False
         method, mark, rest = pickle.loads(data)
@@ -165,7 +166,7 @@ class Launcher:
             os.kill(pid, signal.SIGKILL)
         for fd in self._forked:
             with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+                system.signal_process(fd, signal.SIGKILL)
         for pid in list(self._reports):
             os.waitpid(pid, 0)
         self._reports, self._marks, self._channels = {}, {}, {}
@@ -276,14 +277,8 @@ def be_launcher(fd: int, caller: int) -> None:
     """Serve this caller until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGCONT)  # one that is stopped goes on when the caller is gone, and sees that
+    system.inherit_orphans()
+    system.continue_without_parent()  # one that is stopped sees that the caller is gone
     with contextlib.suppress(OSError):
         os.setsid()  # signals to the caller's group are for the caller
     Launcher(socket.socket(fileno=fd), caller).serve()
-
-
-def prctl(option: int, value: int) -> None:
-    """Ask the kernel for something, where it is Linux."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,16 +12,19 @@ from dataclasses import replace
 from multiprocessing import connection
 from typing import Any
 
+if sys.platform == "win32":
+    raise ImportError("worker processes need Linux, macOS or WSL")
+
 from shoal.backends import launch
 from shoal.backends.backend import Backend, BackendSetup
-from shoal.backends.base import BlockSpec, Worker
+from shoal.backends.base import BlockSpec, Worker, pickle_blocks
 from shoal.backends.inline import InlineWorker
-from shoal.backends.launch import DEFAULT_START_METHOD
 from shoal.backends.processes import ProcessWorker, closed_descriptor
-from shoal.envs.functions import pickle_env_fns, registry_additions
+from shoal.envs.functions import registry_additions
 from shoal.memory.slab import Slab
 from shoal.support import processes
 from shoal.support.limits import start_thread
+from shoal.support.system import system
 
 LOOK_AT_MEMORY = 1.0  # seconds between two looks at the workers' memory
 
@@ -51,7 +55,7 @@ class ProcessBackend(Backend):
     def new_successor(self, block: BlockSpec) -> Worker:
         # By now this process has threads, and a fork would inherit locks that they hold.
         method = self.setup.start_method
-        return self._new_process(block, DEFAULT_START_METHOD if method == "fork" else method)
+        return self._new_process(block, system.start_methods[0] if method == "fork" else method)
 
     def _new_process(self, block: BlockSpec, start_method: str) -> ProcessWorker:
         worker = ProcessWorker(replace(block, env_fns=self._pickled[block.index]), self._registry, start_method)
@@ -113,14 +117,6 @@ class HybridBackend(ProcessBackend):
     name = "hybrid"
     isolates = limits_steps = False
     inline_blocks = 1
-
-
-def pickle_blocks(blocks: Sequence[BlockSpec]) -> dict[int, list[bytes]]:
-    """The env functions of each block as bytes, by the block's index. What several envs share is pickled once. Raises
-    BadEnv for one that cannot be pickled."""
-    env_fns = [env_fn for block in blocks for env_fn in block.env_fns]
-    pickled = iter(pickle_env_fns(env_fns, blocks[0].start if blocks else 0))
-    return {block.index: [next(pickled) for _ in block.env_fns] for block in blocks}
 
 
 class PipesBell:

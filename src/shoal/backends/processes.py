@@ -8,11 +8,15 @@ import itertools
 import os
 import select
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe, connection, reduction
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError("worker processes need Linux, macOS or WSL")
 
 import cloudpickle
 
@@ -30,11 +34,12 @@ from shoal.backends.worker_main import (
 from shoal.errors import WorkerDied
 from shoal.memory.messages import StepperConfig
 from shoal.memory.packed_errors import dumps
-from shoal.memory.slab import Slab, anonymous_file
+from shoal.memory.slab import Slab
 from shoal.ranks import without_launcher
 from shoal.support import processes
 from shoal.support.deadline import Deadline
 from shoal.support.foreign_code import guarded
+from shoal.support.system import system
 from shoal.worker.measurement import Probe
 
 GRACE = 1.0  # seconds from a request to leave until SIGTERM, and from that until SIGKILL
@@ -63,7 +68,7 @@ class ProcessWorker(Worker):
         self._self: processes.Process | None = None  # tells it from a later process of the same pid
         self.inherited: Sequence[connection.Connection] = ()  # channels to other workers, which a fork must close
         self._descendants: list[processes.Process] = []  # as they were when we ended it
-        self._crash_log, self._crash_log_seen = anonymous_file("shoal-crash-log"), HEAD.size
+        self._crash_log, self._crash_log_seen = system.anonymous_file("shoal-crash-log"), HEAD.size
         os.write(self._crash_log, HEAD.pack(-1, 0))
         try:
             self.connection, self._child_end = Pipe(duplex=True)  # the two ends of the side channel

@@ -9,7 +9,10 @@ from __future__ import annotations
 import importlib
 
 from shoal.backends.backend import Backend
+from shoal.errors import StartError
+from shoal.support.system import system
 
+NEEDS_PROCESSES = ("processes", "hybrid", "ray", "mpi")
 _places: dict[str, str] = {}
 
 
@@ -24,7 +27,12 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> type[Backend]:
-    """The class of a backend."""
+    """The class of a backend. Raises StartError for one that this system cannot run."""
+    if name in NEEDS_PROCESSES and not system.has_processes:
+        raise StartError(
+            f'backend="{name}" runs envs in worker processes, which Shoal has on Linux, macOS and WSL, and not on '
+            f'{system.name}: use "serial", "threads" or "compiled"'
+        )
     module, _, class_name = _places[name].partition(":")
     found: type[Backend] = getattr(importlib.import_module(module), class_name)
     return found

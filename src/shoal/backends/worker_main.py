@@ -18,6 +18,9 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
+if sys.platform == "win32":
+    raise ImportError("worker processes need Linux, macOS or WSL")
+
 import cloudpickle
 
 from shoal import native
@@ -32,13 +35,14 @@ from shoal.ranks import hide_forked_mpi
 from shoal.support import processes
 from shoal.support.copies_of_process import Home
 from shoal.support.limits import start_thread
+from shoal.support.system import system
 from shoal.worker.base import WorkerChannel
 from shoal.worker.building import BuildError
 from shoal.worker.measurement import probe
 
 HEAD = struct.Struct("=qQ")  # of a crash log: the env that is being built, -1 for none; the main thread's ident
 DING = b""  # an empty message: the twin's doorbell
-STACK_SIGNAL = signal.SIGRTMAX - 5 if hasattr(signal, "SIGRTMAX") else None  # "write your Python stack down"
+STACK_SIGNAL = system.stack_signal
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,7 @@ def _leave_with_caller(fd: int) -> None:
     """End this process when the caller's end of the channel closes, whatever the main thread is doing."""
     if STACK_SIGNAL is not None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
-    poller = select.poll()
-    poller.register(fd, 0)  # hang-up is reported without asking, and data does not wake us
-    while not any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poller.poll()):
-        continue
+    system.wait_for_hangup(fd)
     # After an orderly close too, when this process has said all: give the main thread a moment to leave by itself.
     threading.Event().wait(0.1)
     try:

@@ -185,6 +185,12 @@ TOP = (
     option("--json", action="store_true", help="write a line of JSON for each pool and interval"),
 )
 
+DOCTOR = (
+    option("--text", action="store_true", help="write plain text, to be pasted into a bug report"),
+    option("--no-test", action="store_true", help="do not try the backends, which takes some seconds"),
+    JSON,
+)
+
 # The commands: what the help says of each, and its options.
 COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "bench": ("measure Shoal against plain loops and other libraries", BENCH),
@@ -196,5 +202,5 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "serve": (
         "under mpiexec, step envs for a script that is rank 0: mpiexec -n 1 python train.py : -n 2 shoal serve", (),
     ),
-    "doctor": ("say what this machine and this installation offer", (JSON,)),
+    "doctor": ("say what this machine and this installation offer, and try each backend", DOCTOR),
 }  # fmt: skip

@@ -106,10 +106,7 @@ class ContenderProcess:
         # Twice, because a process may be forked during the first search.
         for _ in range(2):
             self._seen.update(processes.descendants(self._process.pid))
-            for process in self._seen:
-                if processes.alive(process):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process.pid, signal.SIGKILL)
+            processes.kill(process for process in self._seen if processes.alive(process))
         self._log.close()
 
     def _gone(self) -> ContenderLost:

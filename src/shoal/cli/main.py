@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _top(options: argparse.Namespace) -> int:
+    if sys.platform == "win32":
+        raise UsageError("pools of other processes are found by /proc, which Windows does not have")
     from shoal.observe import top
 
     return top.top(options.pid, options.interval, options.once, options.json, Console())

@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 from shoal.errors import PoolClosed, WrongProcess
+from shoal.support.system import system
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -38,4 +39,4 @@ def _disown_all() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_disown_all)
+system.after_fork(_disown_all)

@@ -8,12 +8,8 @@ the first ones of the next episodes stand in their place.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
-import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +23,8 @@ from shoal.memory import header
 from shoal.native import layout as table
 from shoal.spaces.leaves import Kind, Leaf, row_layout
 from shoal.support import processes
+from shoal.support.system import system
 
-MAP_FIXED = 0x10  # as Linux and macOS have it; `mmap` does not know it
-NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 # The fields that a worker writes with every answer, beside the observation; all pools have them.
 FRAME_FIELDS = tuple(row.name for row in table.FIELDS if row.shape == ("frames", "lanes") and row.name != "present")
 # The plain fields that a lane has once, in no frame.
@@ -130,14 +125,13 @@ class Slab:
         _check_room(layout)
         fd = None
         try:
-            fd = anonymous_file("shoal")
-            os.ftruncate(fd, layout.size)
-            return cls(layout, _mapped(fd, layout.size), fd)
-        except OSError as error:
+            fd = system.shared_memory("shoal", layout.size)
+            return cls(layout, system.map_shared(fd, layout.size), fd)
+        except (OSError, StartError) as error:
             if fd is not None:
                 os.close(fd)
             if not shared:  # for want of a descriptor, say: other processes cannot look at this one
-                return cls(layout, mmap.mmap(-1, layout.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), None)
+                return cls(layout, system.map_private(layout.size), None)
             raise StartError(
                 f"no room for {layout.size:,} bytes of shared memory ({error}): use fewer envs or frames"
             ) from error
@@ -148,7 +142,7 @@ class Slab:
         own = None
         try:
             own = os.dup(fd)  # which programs that are started here do not inherit
-            return cls(layout, _mapped(own, layout.size), own)
+            return cls(layout, system.map_shared(own, layout.size), own)
         except BaseException:
             if own is not None:
                 os.close(own)
@@ -199,7 +193,7 @@ class Slab:
     def part(self) -> None:
         """In a forked child: see the region as it is, and keep to this process what is written into it from now on."""
         if self.fd is not None:
-            _map(self.fd, self.layout.size, mmap.MAP_PRIVATE | MAP_FIXED | NO_RESERVE, ctypes.addressof(self.memory))
+            system.unshare(self.memory, self.fd)
             self.close()
 
     def close(self) -> None:
@@ -217,51 +211,13 @@ def _axis(axis: str, sizes: Mapping[str, int]) -> int:
     return sizes[axis] if axis in sizes else table.CONSTANTS.get(axis) or int(axis)
 
 
-def _mapped(fd: int, size: int) -> Any:
-    """The file as memory, which is unmapped when the last array on it is gone.
-
-    Not by `mmap.mmap`: that keeps a descriptor of its own for as long, in threads that hang and arrays that users hold.
-    """
-    address = _map(fd, size, mmap.MAP_SHARED)
-    memory = (ctypes.c_char * size).from_address(address)
-    # At the interpreter's exit others may still be at work on it.
-    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
-    return memory
-
-
-def _map(fd: int, size: int, flags: int, address: int | None = None) -> int:
-    """Map a file, at an address of ours or anywhere; where it lies."""
-    found = _libc().mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if found == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(found)
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
-
-
 def _part_all() -> None:
     for slab in list(_mapped_here):
         slab.part()
 
 
 _mapped_here: weakref.WeakSet[Slab] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_part_all)
-
-
-def anonymous_file(label: str) -> int:
-    """A descriptor of a new file without a name; the label is what /proc shows of it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(label, os.MFD_CLOEXEC)
-    # Elsewhere: a file that is unlinked before it can be seen.
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+system.after_fork(_part_all)
 
 
 def _check_room(layout: Layout) -> None:

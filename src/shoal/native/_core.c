@@ -25,6 +25,7 @@ static int core_exec(PyObject *module) {
         }
         Py_DECREF(type);
     }
+    if (PyModule_AddStringConstant(module, "SLEEPS", sleeps_by()) < 0) return -1;
     return PyModule_AddIntConstant(module, "LAYOUT_FINGERPRINT", LAYOUT_FINGERPRINT);
 }
 

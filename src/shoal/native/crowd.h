@@ -41,7 +41,7 @@ static inline uint32_t member_bit(int64_t worker) { return (uint32_t)1 << (worke
 
 /* Wakes the workers of these bits that sleep. More than are meant may share a bit: they go back to sleep. */
 static inline void crowd_wake(Crowd *crowd, uint32_t bits) {
-    if (bits) syscall(SYS_futex, (uint32_t *)&crowd->count, FUTEX_WAKE_BITSET, INT_MAX, NULL, NULL, bits);
+    if (bits) word_wake(&crowd->count, bits);
 }
 
 /* A request that was posted at `now_ns` to the workers that are marked in `touched`, which is cleared. */
@@ -122,21 +122,15 @@ static inline int member_spin(Member *me, int64_t until) {
 /* As bell_sleep; BELL_AWAKE when the caller has said that it will soon ring. */
 static inline int member_sleep(Member *me, int64_t deadline) {
     int result = BELL_REACHED;
+    int64_t since = now_ns(), now = since;
     atomic_store(&me->bell->waiting, 1);
-    for (;;) {
+    for (;; now = now_ns()) {
         uint32_t count = atomic_load(&me->crowd->count);
         if (member_rung(me)) break;
-        int64_t now = now_ns(), left = deadline - now;
-        if (deadline >= 0 && left <= 0) { result = BELL_TIMEOUT; break; }
+        if (deadline >= 0 && now >= deadline) { result = BELL_TIMEOUT; break; }
         if (atomic_load(&me->waiting->awake_ns) > now) { result = BELL_AWAKE; break; }
-        struct timespec until;
-        int64_t nap = now + (deadline >= 0 && left < NAP_NS ? left : NAP_NS);
-        until.tv_sec = nap / 1000000000;
-        until.tv_nsec = nap % 1000000000;
-        if (syscall(SYS_futex, (uint32_t *)&me->crowd->count, FUTEX_WAIT_BITSET, count, &until, NULL, me->bit) == 0 ||
-            errno == EAGAIN)
-            continue;
-        if (errno == ETIMEDOUT && deadline >= 0 && now_ns() >= deadline) continue; /* looks once more, and leaves */
+        int slept = word_sleep(&me->crowd->count, count, since, nap_end(now, deadline), me->bit);
+        if (slept == SLEEP_OVER || (slept == SLEEP_TIMEOUT && deadline >= 0 && now_ns() >= deadline)) continue;
         result = BELL_SIGNAL;
         break;
     }

@@ -1,8 +1,8 @@
 /* Doorbells: a counter in shared memory that one side rings and the other waits for.
  *
  * Ringing is an atomic add; it makes a system call only if the waiter sleeps and the count it wants is reached.
- * Waiting spins for a moment, then sleeps in the kernel, with a deadline, and returns on a signal. How long it spins
- * is decided elsewhere (spinning.h).
+ * Waiting spins for a moment, then sleeps in the kernel (sleeping.h), with a deadline, and returns on a signal. How
+ * long it spins is decided elsewhere (spinning.h).
  *
  * The ringers write `count`, the one waiter `wake_at` and `waiting`, the supervisor `alarm`. The learner writes
  * `posted_ns` if it is 0, and the worker takes it: it tells how long waking takes.
@@ -11,17 +11,8 @@
 #ifndef SHOAL_DOORBELL_H
 #define SHOAL_DOORBELL_H
 
+#include "sleeping.h"
 #include "spinning.h"
-
-#include <errno.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 typedef struct {
     _Atomic uint32_t count;   /* how often it was rung, modulo 2^32 */
@@ -37,22 +28,12 @@ _Static_assert(sizeof(Bell) == 64, "a bell has a cache line of its own");
 
 enum BellResult { BELL_REACHED = 0, BELL_TIMEOUT = 1, BELL_ALARM = 2, BELL_SIGNAL = 3, BELL_AWAKE = 4 };
 
-static inline int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static inline void spin_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     __asm__ __volatile__("yield");
 #endif
-}
-
-static inline long futex_call(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *timeout) {
-    return syscall(SYS_futex, (uint32_t *)word, op, value, timeout, NULL, 0);
 }
 
 static inline int bell_reached(Bell *bell, uint32_t target) {
@@ -63,7 +44,7 @@ static inline int bell_reached(Bell *bell, uint32_t target) {
 static inline int bell_ring(Bell *bell, uint32_t times) {
     uint32_t count = atomic_fetch_add(&bell->count, times) + times;
     if (!atomic_load(&bell->waiting) || (int32_t)(count - atomic_load(&bell->wake_at)) < 0) return 0;
-    futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
+    word_wake(&bell->count, ALL_BITS);
     return 1;
 }
 
@@ -71,7 +52,7 @@ static inline int bell_ring(Bell *bell, uint32_t times) {
 static inline void bell_cry(Bell *bell) {
     atomic_fetch_add(&bell->alarm, 1);
     atomic_fetch_add(&bell->count, 1);
-    futex_call(&bell->count, FUTEX_WAKE, INT_MAX, NULL);
+    word_wake(&bell->count, ALL_BITS);
 }
 
 /* Looks for a moment, then looks between yields: where threads outnumber cores, the one that we wait for, or
@@ -91,27 +72,27 @@ static inline int bell_spin(Bell *bell, uint32_t target, uint32_t alarm, int64_t
 /* A signal that came just before the sleep interrupts nothing: the waiter gets up this often to look. */
 #define NAP_NS 500000000
 
+/* When a sleep ends at the latest; `deadline` is negative for none. */
+static inline int64_t nap_end(int64_t now, int64_t deadline) {
+    return deadline >= 0 && deadline - now < NAP_NS ? deadline : now + NAP_NS;
+}
+
 /* Sleeps until the count reaches `target`; `deadline` in monotonic ns, negative for none. BELL_SIGNAL: look whether
  * a signal came, and come back. */
 static inline int bell_sleep(Bell *bell, uint32_t target, uint32_t alarm, int64_t deadline) {
     int result = BELL_REACHED;
+    int64_t since = now_ns(), now = since;
     atomic_store(&bell->wake_at, target);
     atomic_store(&bell->waiting, 1);
-    for (;;) {
+    for (;; now = now_ns()) {
         uint32_t count = atomic_load(&bell->count);
         if ((int32_t)(count - target) >= 0) break;
         if (atomic_load(&bell->alarm) != alarm) { result = BELL_ALARM; break; }
-        struct timespec nap = {0, NAP_NS};
-        if (deadline >= 0) {
-            int64_t left = deadline - now_ns();
-            if (left <= 0) { result = BELL_TIMEOUT; break; }
-            if (left < NAP_NS) nap.tv_nsec = (long)left;
-        }
-        if (futex_call(&bell->count, FUTEX_WAIT, count, &nap) != 0 && errno != EAGAIN) {
-            if (errno == ETIMEDOUT && deadline >= 0 && now_ns() >= deadline) continue; /* looks once more, and leaves */
-            result = BELL_SIGNAL;
-            break;
-        }
+        if (deadline >= 0 && now >= deadline) { result = BELL_TIMEOUT; break; }
+        int slept = word_sleep(&bell->count, count, since, nap_end(now, deadline), ALL_BITS);
+        if (slept == SLEEP_OVER || (slept == SLEEP_TIMEOUT && deadline >= 0 && now_ns() >= deadline)) continue;
+        result = BELL_SIGNAL;
+        break;
     }
     atomic_store(&bell->waiting, 0);
     return result;

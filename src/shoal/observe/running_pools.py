@@ -12,10 +12,14 @@ import math
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+if sys.platform == "win32":
+    raise ImportError("pools of other processes are found by /proc, which Windows does not have")
 
 import numpy as np
 import numpy.typing as npt

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 
+if sys.platform == "win32":
+    raise ImportError("pools of other processes are found by /proc, which Windows does not have")
+
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,7 +23,6 @@ from gymnasium.vector.utils import batch_space
 
 from shoal.backends.base import BlockSpec
 from shoal.backends.mail import pack, unpack
-from shoal.backends.processes import ProcessWorker
 from shoal.engine.scheduler import Scheduler
 from shoal.engine.timeouts import Patience
 from shoal.envs.functions import EnvFn, pickle_env_fns, registry_additions
@@ -96,6 +96,9 @@ def _in_a_process(
     subject: Subject, start_method: str, patience: Patience
 ) -> tuple[tuple[Space[Any], Space[Any]], Probe]:
     """Build one env in a process of its own, step it for a moment, end the process."""
+    assert sys.platform != "win32"  # see building.choose_backend
+    from shoal.backends.processes import ProcessWorker
+
     env_fn, env_id, others = subject
     spec = BlockSpec(0, env_id, env_id + 1, pickle_env_fns([env_fn], env_id))
     worker = ProcessWorker(spec, registry_additions(), start_method, {MEASURING: "1"})

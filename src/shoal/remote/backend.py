@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from shoal.backends import registry
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
-from shoal.backends.base import BlockSpec, Worker, split
+from shoal.backends.base import BlockSpec, Worker, pickle_blocks, split
 from shoal.backends.inline import build_batched
-from shoal.backends.process_backend import pickle_blocks
 from shoal.backends.threads import EventBell
 from shoal.envs.functions import EnvFn, registry_additions
 from shoal.memory.slab import Slab

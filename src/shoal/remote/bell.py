@@ -12,26 +12,30 @@ import ctypes
 import mmap
 import os
 import platform
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from shoal.errors import StartError
+from shoal.support.system import system
 
 ROOM = 128  # bytes for each semaphore, so that no two share a cache line
 MEMORY = 8  # the number of waits that are remembered
 SHARE = 0.1  # a message that is late is looked for again after this share of the time for which it is late
 SHORTEST = 20e-6  # seconds; the shortest such sleep
 SELDOM = 2e-3  # seconds between two looks before a message is expected
-PR_SET_TIMERSLACK = 29
 Home = tuple[str, str]  # a machine, and its table of processes
-_libc = ctypes.CDLL(None)
+_yield = getattr(os, "sched_yield", lambda: time.sleep(0))  # not on every system
+_libc: Any = None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
 def home_of_this_process() -> Home:
     """The machine and the process table of this process. Two processes see each other if both are equal."""
     try:
-        return platform.node(), os.readlink("/proc/self/ns/pid")
+        return platform.node(), os.readlink(system.proc / "self/ns/pid")
     except OSError:
         return platform.node(), ""
 
@@ -48,8 +52,10 @@ class BellMemory:
     @classmethod
     def create(cls, home: Home, ranks: int) -> BellMemory:
         """Make the semaphores. Rank 0 does so, before it tells the others."""
-        with contextlib.suppress(OSError, AttributeError):
-            descriptor = os.memfd_create("shoal-bells", os.MFD_CLOEXEC)
+        with contextlib.suppress(OSError, StartError):
+            if not system.proc.is_dir():
+                return cls(home)
+            descriptor = system.anonymous_file("shoal-bells")
             os.ftruncate(descriptor, ROOM * ranks)
             made = cls(home, os.getpid(), descriptor, os.fstat(descriptor).st_ino)
             memory, first = made.map()
@@ -60,7 +66,7 @@ class BellMemory:
 
     def map(self) -> tuple[mmap.mmap, int]:
         """The memory, and its address. Raises OSError if the owner has closed it or cannot be seen."""
-        descriptor = os.open(f"/proc/{self.owner}/fd/{self.descriptor}", os.O_RDWR)
+        descriptor = os.open(system.proc / str(self.owner) / "fd" / str(self.descriptor), os.O_RDWR)
         try:
             found = os.fstat(descriptor)
             if found.st_ino != self.inode:
@@ -153,8 +159,7 @@ class PollBackoff:
         self.woken = bells is not None and all(bells.reaches(rank) for rank in senders)
         self._rung = False
         self._waits: collections.deque[float] = collections.deque([0.0], MEMORY)
-        with contextlib.suppress(OSError, AttributeError):  # Linux adds 50 us to sleeps of a thread unless told not to
-            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+        system.sleep_sharply()
         self.restart()
 
     def restart(self) -> None:
@@ -182,7 +187,7 @@ class PollBackoff:
         """Wait until the next look; `hurry` if part of a message has come or gone, as the rest needs both to look."""
         seconds = self._when_late(time.perf_counter() - self._since) if hurry else self.sleep
         if seconds <= 0:
-            os.sched_yield()
+            _yield()
         elif self.bells is None:
             time.sleep(seconds)
         else:

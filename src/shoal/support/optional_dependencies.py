@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,24 +21,60 @@ def require(module: str, need: str, extra: str) -> Any:
 
 
 def install(extra: str) -> str:
-    """The command that installs what an extra of Shoal needs.
+    """The command that installs what an extra of Shoal needs, for the way in which Shoal itself was installed.
 
-    It names the packages themselves, which works wherever Shoal came from: Shoal is on no package index.
+    From a folder or a file it names that. Otherwise it names the packages of the extra: on package indexes the name may
+    be another project's.
     """
-    import importlib.metadata  # takes long, and is needed for this message alone
+    url, editable = _source()
+    path = _path_of(url)
+    if path is not None and path.exists():
+        return f'pip install {"--editable " if editable else ""}"{path}[{extra}]"'
+    needed = _packages_of(extra)
+    if not needed:  # it runs from a clone that is not installed
+        return f'pip install ".[{extra}]" in the folder of Shoal'
+    return f"pip install {' '.join(needed)}"
+
+
+def installation() -> str:
+    """How Shoal was installed, in a few words."""
+    url, editable = _source()
+    if url is None:
+        return "from a package index" if _packages_of("plot") else "run from its source"
+    return f"{'editable from' if editable else 'from'} {_path_of(url) or url}"
+
+
+def _source() -> tuple[str | None, bool]:
+    """Where pip has installed Shoal from, unless by its name from an index; and whether that is editable."""
+    import importlib.metadata  # takes long, and is needed for messages alone
+
+    try:
+        text = importlib.metadata.distribution("shoal").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None, False
+    about = json.loads(text) if text else {}
+    return about.get("url"), bool(about.get("dir_info", {}).get("editable"))
+
+
+def _path_of(url: str | None) -> Path | None:
+    if url is None or not url.startswith("file:"):
+        return None
+    from urllib.parse import urlsplit  # takes long, too
+    from urllib.request import url2pathname
+
+    return Path(url2pathname(urlsplit(url).path))
+
+
+def _packages_of(extra: str) -> list[str]:
+    import importlib.metadata
 
     try:
         requires = importlib.metadata.requires("shoal") or []
     except importlib.metadata.PackageNotFoundError:
-        requires = []
-    needed = []
-    for one in requires:
-        requirement, _, marker = one.partition(";")
-        if re.search(rf"extra == ['\"]{re.escape(extra)}['\"]", marker):
-            needed.append(f'"{requirement.strip()}"')
-    if not needed:  # it runs from a clone that is not installed
-        return f'pip install ".[{extra}]" in the folder of Shoal'
-    return f"pip install {' '.join(needed)}"
+        return []
+    named = [one.partition(";") for one in requires]
+    wanted = re.compile(rf"extra == ['\"]{re.escape(extra)}['\"]")
+    return [f'"{requirement.strip()}"' for requirement, _, marker in named if wanted.search(marker)]
 
 
 def modules_of(package: str) -> Callable[[str], ModuleType]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.support.system import system
+
 if TYPE_CHECKING:
     from psutil import Process as Process  # for annotations elsewhere, too
 
-PROC = Path("/proc")
+PROC = system.proc
 MARK = "SHOAL_WORKER"  # the environment variable that all descendants of a worker inherit
 # Processes that do no work of an env are recognized by their command lines: our launcher, and two of Python's own.
 HELPERS = ("import be_launcher", "multiprocessing.forkserver import", "multiprocessing.resource_tracker import")
@@ -92,8 +95,9 @@ def _psutil() -> Iterator[Any]:
 
 def start_session(mark: str) -> None:
     """Make this process the head of a session, and mark all that it starts: so its descendants can be found later."""
-    with contextlib.suppress(OSError):
-        os.setsid()
+    if sys.platform != "win32":
+        with contextlib.suppress(OSError):
+            os.setsid()
     os.environ[MARK] = mark
 
 
@@ -125,7 +129,7 @@ def end_sessions(heads: Mapping[str, Process]) -> None:
 
 def belongs(pid: int, sessions: Collection[int], marks: Collection[str]) -> bool:
     """Tell whether a process is in one of these sessions, or carries one of these marks."""
-    return _session_of(pid) in sessions or _mark_of(pid) in marks
+    return _session_of(pid) in sessions or system.variable_of(pid, MARK) in marks
 
 
 def holds(pid: int, inodes: Collection[int]) -> bool:
@@ -142,7 +146,7 @@ def holds(pid: int, inodes: Collection[int]) -> bool:
 def end_marked(marks: Collection[str]) -> None:
     """Kill all processes that carry one of these marks."""
     for _ in range(5 if marks else 0):  # they may start others while they are being ended
-        found = [process for pid in _pids() if _mark_of(pid) in marks and (process := identify(pid)) is not None]
+        found = [process for pid in _marked(marks) if (process := identify(pid)) is not None]
         if not found:
             return
         kill(found)
@@ -162,20 +166,16 @@ def _pids() -> list[int]:
 
 
 def _session_of(pid: int) -> int | None:
+    if sys.platform == "win32":
+        return None
     try:
         return os.getsid(pid)
     except OSError:
         return None
 
 
-def _mark_of(pid: int) -> str:
-    # psutil reads whole environments into dicts, which takes three times as long for a table of processes.
-    with contextlib.suppress(OSError):
-        for entry in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-            name, _, value = entry.partition(b"=")
-            if name == MARK.encode():
-                return value.decode(errors="replace")
-    return ""
+def _marked(marks: Collection[str]) -> list[int]:
+    return [pid for pid in _pids() if system.variable_of(pid, MARK) in marks]
 
 
 def inner_pid(pid: int) -> int | None:

@@ -9,7 +9,6 @@ processes, with the C core or its Python twin, so results do not depend on the b
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from shoal.memory.slab import FRAME_FIELDS, Slab
 from shoal.spaces.leaves import flatten
 from shoal.state.env_state import EnvState, load_env, save_env
 from shoal.support.copies_of_process import EndsCopy
+from shoal.support.system import system
 from shoal.worker.building import close_envs, lanes_and_spaces, target_of
 
 Array = npt.NDArray[Any]
@@ -428,7 +428,7 @@ def _part_all() -> None:
         stepper.part()
 
 
-os.register_at_fork(after_in_child=_part_all)
+system.after_fork(_part_all)
 
 
 def _rows(place: EnvPlace, lanes: Sequence[int]) -> list[int]:

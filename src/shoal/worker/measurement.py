@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import resource
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from shoal.envs.autoreset import MODES, RULES
 from shoal.envs.group import Answers, GroupEnv, is_group
 from shoal.memory.packed_errors import dumps
 from shoal.spaces.leaves import flatten
+from shoal.support.system import system
 
 MEASURING = "SHOAL_MEASURING"  # in the environment of a process that only measures an env, and leaves no traces
 
@@ -100,13 +100,13 @@ class _Stopwatch:
         self.total, self.steps, self.whole = 0.0, 0, 0
 
     def start(self) -> None:
-        self._blocked, self._began, self._cpu_began = _times_blocked(), time.perf_counter(), time.process_time()
+        self._blocked, self._began, self._cpu_began = system.times_blocked(), time.perf_counter(), time.process_time()
 
     def stop(self, count: int) -> float:
         """End a sample; return its seconds."""
         cpu, wall = time.process_time() - self._cpu_began, time.perf_counter() - self._began
         # What never blocks only seems to wait when other processes have the core: count only its computing.
-        waited = _times_blocked() - self._blocked >= BLOCKS * count
+        waited = system.times_blocked() - self._blocked >= BLOCKS * count
         counted = wall if waited else cpu
         self._wall.append(counted / count)
         self._cpu.append(cpu / count)
@@ -260,8 +260,3 @@ class _AsOne:
 
     def close(self) -> None:
         self._env.close()
-
-
-def _times_blocked() -> int:
-    """Return how often this process gave its core up because it had to wait."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
