@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shoal import native
 from shoal.envs.group import Answers, Infos
+from shoal.memory.info_columns import ColumnWriter, InfoColumns
 from shoal.memory.messages import RESTART_INFO, STATUS_FINAL, Order
 from shoal.native import counters, twin
 from shoal.spaces.leaves import assemble
@@ -62,6 +63,7 @@ class GroupStepper(Stepper):
             [None] * (stop - start), None, (None, None, self.note, None, None, None), channel.pool_bell, channel.bell,
         )  # fmt: skip
         self._use_core(core, slab)
+        self._columns = ColumnWriter(slab, self._infos) if "info_rows" in slab.layout.fields else None
         self.wait = self.core.wait
 
     def _equip(self, place: GroupPlace) -> None:
@@ -142,7 +144,7 @@ class GroupStepper(Stepper):
                     infos = group.env.step(group.rows, group.actions, group.views[slot])
                     if infos is not None:
                         _check_infos(infos, group.count)
-                        self._note(group.rows + group.start, np.full(group.count, slot), infos)
+                        self._note(self._lanes[group.start - self.start : group.stop - self.start], slot, infos)
                 except BaseException as error:
                     self.failed(group.rows + group.start, np.full(group.count, slot), error)
                     lost.append(group)
@@ -258,8 +260,15 @@ class GroupStepper(Stepper):
         if self._publish_each:
             self.flush()
 
-    def _note(self, lanes: Array, slots: Array, infos: Sequence[dict[str, Any]]) -> None:
-        for lane, slot, info in zip(lanes.tolist(), slots.tolist(), infos, strict=True):
+    def _note(self, lanes: Array, slots: Array | int, infos: Sequence[dict[str, Any]]) -> None:
+        """Keep the infos of these lanes; `slots` are the frames of their answers, or the one of all."""
+        if isinstance(infos, InfoColumns) and self._columns is not None:
+            first = slots if isinstance(slots, int) else int(slots[0])
+            one_frame = isinstance(slots, int) or bool((slots == first).all())
+            if one_frame and self._columns.write(infos, first, lanes):
+                return
+        each = [slots] * len(lanes) if isinstance(slots, int) else slots.tolist()
+        for lane, slot, info in zip(lanes.tolist(), each, infos, strict=True):
             if info:
                 self.core.note(lane, slot, info)
 
@@ -318,5 +327,7 @@ class GroupStepper(Stepper):
 
 
 def _check_infos(infos: Any, count: int) -> None:
+    if isinstance(infos, InfoColumns) and len(infos) == count:
+        return
     if len(infos) != count or not all(isinstance(info, dict) for info in infos):
         raise TypeError(f"infos must be None or {count} dicts, one for each lane, got {infos!r:.100}")
