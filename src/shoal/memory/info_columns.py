@@ -109,6 +109,7 @@ class ColumnWriter:
 
     def __init__(self, slab: Slab, learner: InfoLearner):
         self._rows: Array = slab.array("info_rows")
+        self._words: Array = self._rows.view(np.float64)
         self._status: Array = slab.array("status")
         self._learner = learner
         self._known: dict[Any, tuple[Array, list[Place]] | None] = {}
@@ -124,13 +125,16 @@ class ColumnWriter:
             if not len(places) and not head[layout.INFO_TAGS :].any():
                 continue  # nothing of them is wanted
             at = _run(lanes if rows is None else lanes[rows])
-            target = self._rows[slot]
-            target[at, : len(head)] = head
+            self._rows[slot][at, : len(head)] = head
+            words = self._words[slot]
             for path, offset, nbytes in places:
-                column = columns
-                for key in path:
+                column = columns[path[0]]
+                for key in path[1:]:
                     column = column[key]
-                _put(target, at, offset, nbytes, column)
+                if column.dtype == np.float64 and column.ndim == 1:
+                    words[at, offset // 8] = column
+                else:
+                    self._rows[slot][at, offset : offset + nbytes] = _bytes_of(column)
             self._status[slot, at] |= STATUS_INFO
         return True
 
@@ -153,20 +157,19 @@ def _run(lanes: Array) -> Any:
     return lanes
 
 
-def _put(target: Array, at: Any, offset: int, nbytes: int, column: Array) -> None:
-    if column.dtype.itemsize == 8 and column.ndim == 1:
-        target.view(column.dtype)[at, offset // 8] = column
-    else:
-        target[at, offset : offset + nbytes] = (
-            np.ascontiguousarray(column).reshape(len(column), -1).view(np.uint8)
-        )
+def _bytes_of(column: Array) -> Array:
+    return np.ascontiguousarray(column).reshape(len(column), -1).view(np.uint8)
 
 
 def _kinds(columns: Columns) -> Any:
     """What the places of columns depend on: keys, types and shapes."""
-    return tuple(
-        (key, _kinds(one) if isinstance(one, Mapping) else (one.dtype, one.shape[1:])) for key, one in columns.items()
-    )
+    try:
+        return tuple([(key, one.dtype, one.shape[1:]) for key, one in columns.items()])
+    except AttributeError:  # there is a mapping among them
+        return tuple([
+            (key, _kinds(one)) if isinstance(one, Mapping) else (key, one.dtype, one.shape[1:])
+            for key, one in columns.items()
+        ])  # fmt: skip
 
 
 def _layout(schema: Schema, columns: Columns) -> tuple[Array, list[Place]] | None:

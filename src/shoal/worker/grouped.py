@@ -57,6 +57,8 @@ class GroupStepper(Stepper):
             self._equip(place)
         self._edges = np.array([place.start for place in self._places[1:]], np.int64)
         self._asked = np.zeros(stop - start, np.int64)
+        plain = not (self._publish_each or self._check_nan or self._present is not None)
+        self._core_keeps_books = plain and native.KIND == "native"
         self._timed: list[Any] = [env for env in self.envs if hasattr(env, "reset_ns")]
         core = native.Block(
             slab, worker, start, stop, self.rule.number, self._publish_each, twin.ACTION_CALL, (),
@@ -96,12 +98,18 @@ class GroupStepper(Stepper):
 
     def run(self) -> int:
         """Answer all groups that were asked; return the number of lanes."""
+        began_ns = time.monotonic_ns()
+        if self._core_keeps_books:
+            slot = self.core.plain_slot()
+            if slot >= 0 and all(group.seeds is None for group in self._places):
+                self._step_all(slot, began_ns)
+                self.flush()
+                return len(self._lanes)
         count = int(self.core.asked(self._asked))
         if not count:
             self.flush()  # an interrupt may have come between answers and their notes
             return 0
-        began_ns = time.monotonic_ns()
-        slot = self._common_slot(count)
+        slot = None if self._core_keeps_books else self._common_slot(count)
         if slot is not None:
             self._step_all(slot, began_ns)
             self.flush()
@@ -133,9 +141,12 @@ class GroupStepper(Stepper):
 
     def _step_all(self, slot: int, began_ns: int) -> None:
         """Step all groups into one frame, and keep the books of all lanes at once: envs may be many and quick."""
-        self._whole[slot].clear()
-        for name in CLEARED:
-            self._frame[name][slot, self._mine] = 0
+        if not self._core_keeps_books:
+            self._whole[slot].clear()
+            for name in CLEARED:
+                self._frame[name][slot, self._mine] = 0
+        elif self._finals:
+            self._whole[slot].has_final.fill(False)
         done, lost = 0, []
         try:
             for group in self._places:
@@ -153,7 +164,7 @@ class GroupStepper(Stepper):
         finally:  # after an interrupt, groups that have answered must not be stepped again
             answered = self._places[:done]
             if done == len(self._places) and not lost:
-                self._keep_books(self._mine, slot, self._whole[slot])
+                self._keep_all_books(slot)
             else:
                 for group in answered:
                     if group not in lost:
@@ -250,6 +261,16 @@ class GroupStepper(Stepper):
         self._ended[lanes] = over & ~began
         if out.has_final.any():
             self._status[slots, lanes] |= np.where(out.has_final, STATUS_FINAL, 0).astype(np.uint8)
+
+    def _keep_all_books(self, slot: int) -> None:
+        if not self._core_keeps_books:
+            self._keep_books(self._mine, slot, self._whole[slot])
+            return
+        self.core.keep_books(slot)
+        if self._finals:
+            finals = self._whole[slot].has_final
+            if finals.any():
+                self._status[slot, self._mine] |= np.where(finals, STATUS_FINAL, 0).astype(np.uint8)
 
     def _publish(self, parts: list[Array], began_ns: int) -> None:
         for env in self._timed:
