@@ -18,7 +18,7 @@ ROOT = Path(shoal.__file__).parent
 # Packages and the modules at the top, from the bottom up. Each may import what stands before it, and itself.
 LAYERS = (
     "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
-    "compiled", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers",
+    "compiled", "mujoco", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers",
     "graph", "dialects", "torchrl", "make", "emulation", "group", "tuning", "scaling", "__init__", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
