@@ -19,7 +19,7 @@ ROOT = Path(shoal.__file__).parent
 LAYERS = (
     "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
     "compiled", "mujoco", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers",
-    "graph", "dialects", "torchrl", "make", "emulation", "group", "tuning", "scaling", "__init__", "cli",
+    "graph", "dialects", "torchrl", "make", "atari", "emulation", "group", "tuning", "scaling", "__init__", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
 MOST_AT_THE_TOP = 10

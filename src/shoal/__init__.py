@@ -32,7 +32,10 @@ for _name, _place in {
     registry.register(_name, _place)
 
 # What makes batches of the envs of other packages, by the beginning of the entry points that they register.
-for _name, _place in {"gymnasium.envs.mujoco.": "shoal.mujoco.registered:find"}.items():
+for _name, _place in {
+    "gymnasium.envs.mujoco.": "shoal.mujoco.registered:find",
+    "ale_py.": "shoal.atari.making:find",
+}.items():
     registry.register_batches(_name, _place)
 
 __all__ = [

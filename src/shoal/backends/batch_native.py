@@ -41,14 +41,17 @@ class BatchNativeBackend(BatchedBackend):
     @classmethod
     def env_fn(cls, env: Any, num_envs: int, kwargs: Mapping[str, Any], num_workers: int | None) -> Callable[[], Any]:
         try:
-            make = batch_maker(env, kwargs)
+            make = batch_maker(env, kwargs, exact=False)
         except NoBatch as error:
             raise BadEnv(f'backend="batched" cannot make {env!r:.100} as one batch: {error}. {MAKERS}') from None
         return functools.partial(_make, make, num_envs, num_workers)
 
 
-def batch_maker(env: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+def batch_maker(env: Any, kwargs: Mapping[str, Any], exact: bool = True) -> Callable[..., Any]:
     """What makes so many envs as one object, called with `num_envs` and, where it takes that, `num_threads`.
+
+    Args:
+        exact: the results must be those of the envs of the id, one by one.
 
     Raises:
         NoBatch: it can only be made one by one.
@@ -58,7 +61,7 @@ def batch_maker(env: Any, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         find = registry.find_batch(spec.entry_point)
         if find is None:
             raise NoBatch("there is no batch of these envs")
-        found: Callable[..., Any] = find(spec, dict(kwargs))
+        found: Callable[..., Any] = find(spec, dict(kwargs), exact)
         return found
     if not callable(env):
         raise NoBatch(f"expected an id or a function, found {type(env).__name__}")

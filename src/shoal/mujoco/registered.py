@@ -15,8 +15,9 @@ from shoal.support.optional_dependencies import install
 _OF_MAKE = ("disable_env_checker",)  # arguments of `gymnasium.make`, which change no result
 
 
-def find(spec: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """What makes a batch of the envs of a spec of Gymnasium's; `kwargs` are those of `gymnasium.make`.
+def find(spec: Any, kwargs: dict[str, Any], exact: bool = True) -> Callable[..., Any]:
+    """What makes a batch of the envs of a spec of Gymnasium's, which is always exact; `kwargs` are those of
+    `gymnasium.make`.
 
     Raises:
         NoBatch: there is none, or it would not give the same results.
