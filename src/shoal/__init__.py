@@ -23,12 +23,20 @@ for _name, _place in {
     "processes": "shoal.backends.process_backend:ProcessBackend",
     "hybrid": "shoal.backends.process_backend:HybridBackend",
     "jax": "shoal.graph.jax_backend:JaxBackend",
+    "batched": "shoal.backends.batch_native:BatchNativeBackend",
     "compiled": "shoal.compiled.backend:CompiledBackend",
     "cuda": "shoal.compiled.backend:CudaBackend",
     "ray": "shoal.remote.backend:RayBackend",
     "mpi": "shoal.remote.backend:MpiBackend",
 }.items():
     registry.register(_name, _place)
+
+# What makes batches of the envs of other packages, by the beginning of the entry points that they register.
+for _name, _place in {
+    "gymnasium.envs.mujoco.": "shoal.mujoco.registered:find",
+    "ale_py.": "shoal.atari.making:find",
+}.items():
+    registry.register_batches(_name, _place)
 
 __all__ = [
     "Batch", "Plan", "Pool", "PoolStats", "Rollout", "Snapshot", "WorkerInfo", "entry_point", "install", "make",

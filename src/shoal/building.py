@@ -14,12 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import gymnasium
 from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shoal import native
 from shoal.backends import registry
+from shoal.backends.batch_native import NoBatch, batch_maker, is_batch_maker
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
 from shoal.engine.lane_table import LaneGroups, LaneTable
 from shoal.engine.scheduler import Scheduler
@@ -176,6 +179,8 @@ def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
         if missing:
             name, reason = "auto", f"{env.__name__} runs as plain Python, because {missing}"
             warnings.warn(reason, RuntimeWarning, stacklevel=4)
+    elif name == "auto" and not options.isolate and (is_batch_maker(env) or _has_batch(env, options)):
+        name, reason = "batched", "one object steps all envs in threads of its own, with the same results"
     if name == "auto" and not system.has_processes:  # nor is there one to measure in
         name = "processes" if options.isolate else "serial"
         reason = f"not measured, because Shoal has no worker processes on {system.name}"
@@ -184,6 +189,16 @@ def choose_backend(env: Any, options: PoolOptions) -> tuple[str, str]:
     elif options.backend_options is not None:
         raise ValueError("backend_options: backend=\"auto\" takes none, only 'ray' and 'mpi' do")
     return name, reason
+
+
+def _has_batch(env: Any, options: PoolOptions) -> bool:
+    if not isinstance(env, str | EnvSpec):
+        return False
+    try:
+        batch_maker(env, options.env_kwargs or {})
+    except (NoBatch, gymnasium.error.Error, ImportError):  # what is wrong with an id is said later
+        return False
+    return True
 
 
 def gather_envs(name: str, env: Any, num_envs: int | None, options: PoolOptions) -> EnvSource:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.memory.copies import own_copy
+from shoal.memory.info_columns import InfoColumns
 from shoal.native import AUTORESET
 from shoal.spaces.leaves import Array
 
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 
-# One dict for each row of the answers; None where all of them are empty.
+# One dict for each row of the answers, or `InfoColumns`, which is quicker for many rows; None where all are empty.
 Infos = Sequence[dict[str, Any]] | None
-Act = Callable[[Array, Mask], Infos]
+Act = Callable[[Array, Any], Infos]
+EVERY = slice(None)
 
 
 @dataclass(frozen=True)
@@ -90,29 +92,27 @@ class Episodes:
     def step(self, rows: Array, out: Answers, step: Act, begin: Act) -> Infos:
         """Step these lanes, and begin episodes where the mode says so.
 
-        `step` is a function (rows, at) that steps some of the lanes, and writes the places `at` of `out`; `begin` is
-        one that resets some of the lanes, writes their observations, and calls `begun`.
+        `step` is a function (rows, at) that steps some of the lanes, and writes the places `at` of `out`, a mask or
+        EVERY; `begin` is one that resets some of the lanes, writes their observations, and calls `begun`.
         """
-        due = self.ended[rows] if self.rule.begins_next else np.zeros(len(rows), np.bool_)
         infos: Infos = None
-        if due.any():
+        over = None
+        if self.rule.begins_next and self.ended.any() and (due := self.ended[rows]).any():
             infos = _put(None, due, begin(rows[due], due))
-        at = ~due
-        if not at.any():
-            return infos
-        infos = _put(infos, at, step(rows[at], at))
-        over = at & (out.terminated | out.truncated)
+            at = ~due
+            if not at.any():
+                return infos
+            infos = _put(infos, at, step(rows[at], at))
+            over = at & (out.terminated | out.truncated)
+        else:
+            infos = step(rows, EVERY)
+            over = out.terminated | out.truncated
         if not self.rule.resets_at_once:
             self.ended[rows] = over
         elif over.any():
             keep_finals(out, over)
-            # Copied: an env may use its infos again in reset.
-            last = infos and [own_copy(infos[row]) for row in np.flatnonzero(over).tolist()]
-            first = begin(rows[over], over)
-            if last or first:
-                none: list[dict[str, Any]] = [{}] * int(over.sum())
-                joined = [with_final_info(*pair) for pair in zip(last or none, first or none, strict=True)]
-                infos = _put(infos, over, joined)
+            last = _last_infos(infos, over)
+            infos = _put(infos, over, _joined(last, begin(rows[over], over), int(over.sum())))
         return infos
 
     def note(self, out: Answers) -> None:
@@ -137,10 +137,29 @@ def with_final_info(last: dict[str, Any], first: dict[str, Any]) -> dict[str, An
     return {"final_info": last, **first} if last else first
 
 
+def _last_infos(infos: Infos, over: Mask) -> Infos:
+    """Copies of the infos of these rows: an env may use its infos again in reset."""
+    if isinstance(infos, InfoColumns):
+        return infos.take(over)
+    return infos and [own_copy(infos[row]) for row in np.flatnonzero(over).tolist()]
+
+
+def _joined(last: Infos, first: Infos, count: int) -> Infos:
+    """Join the last infos of episodes and the first ones of the next."""
+    if not last:
+        return first
+    if isinstance(last, InfoColumns) and (first is None or isinstance(first, InfoColumns)):
+        return (first or InfoColumns(count, [])).with_final(last)
+    none: list[dict[str, Any]] = [{}] * count
+    return [with_final_info(*pair) for pair in zip(last, first or none, strict=True)]
+
+
 def _put(infos: Infos, at: Mask, more: Infos) -> Infos:
     """Put the infos of some rows among those of all rows."""
     if more is None or at.all():
         return infos if more is None else more
+    if isinstance(more, InfoColumns) and (infos is None or isinstance(infos, InfoColumns)):
+        return InfoColumns(len(at), [*(infos.parts if infos else ()), *more.at(at)])
     found = [{} for _ in at] if infos is None else list(infos)
     for row, info in zip(np.flatnonzero(at).tolist(), more, strict=True):
         found[row] = info

@@ -77,6 +77,10 @@ class GroupEnv(Protocol):
     """An env with several lanes. It does its own resets, by the autoreset mode that `use` has set.
 
     `modes` and `resets_alone` may be left out: then the env can do all modes, and `resets_alone` is False.
+
+    An env may have `lane(row)`, which returns an object that the caller's calls and attributes of one lane are meant
+    for; then it also has `lanes_changed(rows)`, which is called after them, and `set_rows(name, rows, values)`, which
+    sets an attribute. It may return `shoal.memory.info_columns.InfoColumns` as infos.
     """
 
     num_lanes: int

@@ -307,6 +307,11 @@ class InfoLearner:
         entries = tuple(entry.described() for entry in self._schema.entries)
         self._use((self._schema.id, entries, NUMBERS, np.ndarray))
 
+    @property
+    def schema(self) -> Schema:
+        """The newest one."""
+        return self._schema
+
     def named(self, objects: dict[int, Any]) -> dict[Any, Any]:
         """What has no room in a row, given by number of its entry, by name."""
         return {self._schema.names[entry]: value for entry, value in objects.items()}

@@ -11,6 +11,7 @@
 #include "library.h"
 #include "moments.h"
 #include "rows.h"
+#include "simulate.h"
 #include "step_block.h"
 #include "turn.h"
 
@@ -43,6 +44,8 @@ static PyMethodDef core_methods[] = {
     {"learn", decision_learn, METH_VARARGS, "learn(usual_ns, spread_ns, ns) -> (usual_ns, spread_ns)"},
     {"try_way", decision_try_way, METH_VARARGS, "try_way(trials, ns) -> trials, after one more batch"},
     {"library_kernel", library_kernel_address, METH_NOARGS, "the address of the kernel of envs in shared libraries"},
+    {"simulation_kernel", simulate_kernel_address, METH_VARARGS,
+     "simulation_kernel(error hook) -> the address of the kernel of another library's simulations"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define PIECES_EACH 16       /* pieces for each thread, at most: a thread that is done first takes those of others */
-#define PIECE_ENVS 256       /* envs of a piece, at least */
+#define PIECE_ENVS 256       /* envs of a piece, at least, where a kernel's maker does not say */
 #define WORTH_A_THREAD 15000 /* ns of work from which on a thread is woken for it */
 #define BLOCK 128            /* envs that are taken through all that is to be done together: few enough for the cache */
 #define ROLLOUT_STEPS 64     /* steps until it looks for signals */
@@ -367,8 +367,9 @@ static PyObject *kernel_capsule(PyObject *object, PyObject *Py_UNUSED(ignored)) 
 static int kernel_init(Kernel *self, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
     PyObject *task, *stats, *failed, *on_failed;
     unsigned long long function;
-    if (!PyArg_ParseTuple(args, "KOLLiOOO", &function, &task, &self->envs, &self->agents, &self->threads, &stats,
-                          &failed, &on_failed))
+    long long piece = PIECE_ENVS;
+    if (!PyArg_ParseTuple(args, "KOLLiOOO|L", &function, &task, &self->envs, &self->agents, &self->threads, &stats,
+                          &failed, &on_failed, &piece))
         return -1;
     if (self->threads < 1) self->threads = 1;
     self->function = (KernelFunction)(uintptr_t)function;
@@ -380,7 +381,7 @@ static int kernel_init(Kernel *self, PyObject *args, PyObject *Py_UNUSED(kwargs)
     if (self->task.len > TASK_MOST * (Py_ssize_t)sizeof(int64_t) || self->failed_envs.len < self->envs)
         return shoal_refuse(PyExc_ValueError, "too many leaves, or too little room for failures");
     self->table = self->task.buf;
-    self->each = self->envs / ((int64_t)self->threads * PIECE_ENVS);
+    self->each = self->envs / ((int64_t)self->threads * (piece > 0 ? piece : 1));
     self->each = self->each < 1 ? 1 : self->each > PIECES_EACH ? PIECES_EACH : self->each;
     self->pieces = self->threads * self->each;
     self->claimed = calloc((size_t)self->pieces, sizeof *self->claimed);

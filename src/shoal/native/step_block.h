@@ -468,6 +468,52 @@ static PyObject *block_publish(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* plain_slot() -> the frame into which all lanes of the block are asked for a plain step; -1 if anything else is asked.
+ * If all are, the frame is made ready for a stepper that writes it itself: its fields but observations are zeros. */
+static PyObject *block_plain_slot(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    Block *self = (Block *)object;
+    int64_t first = self->start, count = self->stop - first;
+    int slot = self->at.slot[first];
+    for (int64_t lane = first; lane < self->stop; lane++)
+        if (self->at.op[lane] != OP_STEP || self->at.slot[lane] != slot ||
+            atomic_load_explicit(&self->at.requested[lane], memory_order_acquire) ==
+                atomic_load_explicit(&self->at.answered[lane], memory_order_relaxed))
+            return PyLong_FromLong(-1);
+    self->waking += block_waking(self, now_ns());
+    int64_t at = slot * self->lanes + first;
+    memset(self->at.reward + at, 0, (size_t)count * sizeof(double));
+    memset(self->at.terminated + at, 0, (size_t)count);
+    memset(self->at.truncated + at, 0, (size_t)count);
+    memset(self->at.began + at, 0, (size_t)count);
+    memset(self->at.status + at, 0, (size_t)count);
+    memset(self->at.episode_return + at, 0, (size_t)count * sizeof(double));
+    memset(self->at.episode_length + at, 0, (size_t)count * sizeof(int64_t));
+    return PyLong_FromLong(slot);
+}
+
+/* keep_books(slot): the returns and lengths of the episodes of all lanes, after a step of all of them that another has
+ * written into this frame; as GroupStepper._keep_books, for lanes that are always present. */
+static PyObject *block_keep_books(PyObject *object, PyObject *slot_object) {
+    Block *self = (Block *)object;
+    long slot = PyLong_AsLong(slot_object);
+    if (slot < 0 || slot > UINT8_MAX) return PyErr_Format(PyExc_IndexError, "no frame");
+    for (int64_t lane = self->start; lane < self->stop; lane++) {
+        int64_t at = slot * self->lanes + lane;
+        int over = self->at.terminated[at] || self->at.truncated[at], began = self->at.began[at] != 0;
+        int stepped = over || !began;
+        double total = self->at.run_return[lane] + (stepped ? self->at.reward[at] : 0.0);
+        int64_t length = self->at.run_length[lane] + stepped;
+        self->at.episode_return[at] = stepped ? total : 0.0;
+        self->at.episode_length[at] = stepped ? length : 0;
+        if (over) count_episode(&self->at, total, length);
+        self->at.stats[STAT_EPISODES] += began;
+        self->at.run_return[lane] = began ? 0.0 : total;
+        self->at.run_length[lane] = began ? 0 : length;
+        self->at.ended[lane] = over && !began;
+    }
+    Py_RETURN_NONE;
+}
+
 /* A wait has ended: learns how long it was from the end of the last pass to the next request. */
 static inline void block_learn(Block *self, int slept) {
     int64_t *stats = self->at.stats, posted = member_posted(&self->member);
@@ -569,6 +615,8 @@ static PyMethodDef block_methods[] = {
     {"use_infos", block_use_infos, METH_VARARGS, "use_infos(learn, parts): write infos into rows of the slab"},
     {"use_schema", block_use_schema, METH_O, "use_schema((id, entries, types, array)): write infos by this schema"},
     {"asked", block_asked, METH_O, "asked(out) -> how many lanes wait for an answer, their ids in `out`"},
+    {"plain_slot", block_plain_slot, METH_NOARGS, "plain_slot() -> the frame of a plain step of all lanes, or -1"},
+    {"keep_books", block_keep_books, METH_O, "keep_books(slot): episodes of all lanes, after a step of all"},
     {"enter", block_enter, METH_VARARGS, "enter(lane): its env is about to be stepped"},
     {"leave", block_leave, METH_VARARGS, "leave(lane): its env was stepped"},
     {"part", block_part, METH_NOARGS, "part(): in a forked child, the pass ends with `flush`"},

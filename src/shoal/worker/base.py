@@ -328,17 +328,24 @@ class Stepper:
                 raise self._lost[lane]
 
     def _on_call(self, ticket: int, lanes: Sequence[int], name: str, args: Any, kwargs: Any) -> None:
+        def call_one(env: Any) -> Any:
+            value = get_attr(env, name)
+            return value(*args, **kwargs) if callable(value) else value
+
         def call(place: EnvPlace, own: list[int]) -> list[Any]:
+            if _has_lane_envs(place.env):
+                return _for_each_lane(place, own, call_one)
             env = target_of(place.env)
             if name in _fields(place.env):
                 return list(env.get_rows(name, _rows(place, own)))
-            value = get_attr(env, name)
-            return [value(*args, **kwargs) if callable(value) else value] * len(own)
+            return [call_one(env)] * len(own)
 
         self._reply(ticket, lanes, call, f"call of {name!r}")
 
     def _on_apply(self, ticket: int, lanes: Sequence[int], function: Any, args: Any, kwargs: Any) -> None:
         def apply(place: EnvPlace, own: list[int]) -> list[Any]:
+            if _has_lane_envs(place.env):
+                return _for_each_lane(place, own, lambda env: function(env, *args, **kwargs))
             return [function(target_of(place.env), *args, **kwargs)] * len(own)
 
         self._reply(ticket, lanes, apply, f"apply of {getattr(function, '__name__', function)!r}")
@@ -348,7 +355,7 @@ class Stepper:
 
         def assign(place: EnvPlace, own: list[int]) -> list[Any]:
             env, value = target_of(place.env), given[own[-1]]  # if all lanes share the attribute, the last value counts
-            if name in _fields(place.env):
+            if name in _fields(place.env) or _has_lane_envs(place.env):
                 env.set_rows(name, _rows(place, own), [given[lane] for lane in own])
             elif hasattr(env, "set_wrapper_attr"):
                 env.set_wrapper_attr(name, value)
@@ -445,6 +452,19 @@ def check_info(info: Any) -> None:
 def _has_rows(env: Any) -> bool:
     """Tell whether each lane of the env has a state of its own."""
     return is_group(env) and hasattr(env, "save_rows")
+
+
+def _has_lane_envs(env: Any) -> bool:
+    """Tell whether a group has an object for each lane (`lane`), which calls of the caller are meant for."""
+    return is_group(env) and hasattr(env, "lane")
+
+
+def _for_each_lane(place: EnvPlace, lanes: Sequence[int], act: Callable[[Any], Any]) -> list[Any]:
+    rows = _rows(place, lanes)
+    try:
+        return [act(place.env.lane(row)) for row in rows]
+    finally:
+        place.env.lanes_changed(rows)
 
 
 def _fields(env: Any) -> Sequence[str]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from shoal import native
 from shoal.envs.group import Answers, Infos
+from shoal.memory.info_columns import ColumnWriter, InfoColumns
 from shoal.memory.messages import RESTART_INFO, STATUS_FINAL, Order
 from shoal.native import counters, twin
 from shoal.spaces.leaves import assemble
@@ -56,12 +57,15 @@ class GroupStepper(Stepper):
             self._equip(place)
         self._edges = np.array([place.start for place in self._places[1:]], np.int64)
         self._asked = np.zeros(stop - start, np.int64)
+        plain = not (self._publish_each or self._check_nan or self._present is not None)
+        self._core_keeps_books = plain and native.KIND == "native"
         self._timed: list[Any] = [env for env in self.envs if hasattr(env, "reset_ns")]
         core = native.Block(
             slab, worker, start, stop, self.rule.number, self._publish_each, twin.ACTION_CALL, (),
             [None] * (stop - start), None, (None, None, self.note, None, None, None), channel.pool_bell, channel.bell,
         )  # fmt: skip
         self._use_core(core, slab)
+        self._columns = ColumnWriter(slab, self._infos) if "info_rows" in slab.layout.fields else None
         self.wait = self.core.wait
 
     def _equip(self, place: GroupPlace) -> None:
@@ -94,12 +98,18 @@ class GroupStepper(Stepper):
 
     def run(self) -> int:
         """Answer all groups that were asked; return the number of lanes."""
+        began_ns = time.monotonic_ns()
+        if self._core_keeps_books:
+            slot = self.core.plain_slot()
+            if slot >= 0 and all(group.seeds is None for group in self._places):
+                self._step_all(slot, began_ns)
+                self.flush()
+                return len(self._lanes)
         count = int(self.core.asked(self._asked))
         if not count:
             self.flush()  # an interrupt may have come between answers and their notes
             return 0
-        began_ns = time.monotonic_ns()
-        slot = self._common_slot(count)
+        slot = None if self._core_keeps_books else self._common_slot(count)
         if slot is not None:
             self._step_all(slot, began_ns)
             self.flush()
@@ -131,9 +141,12 @@ class GroupStepper(Stepper):
 
     def _step_all(self, slot: int, began_ns: int) -> None:
         """Step all groups into one frame, and keep the books of all lanes at once: envs may be many and quick."""
-        self._whole[slot].clear()
-        for name in CLEARED:
-            self._frame[name][slot, self._mine] = 0
+        if not self._core_keeps_books:
+            self._whole[slot].clear()
+            for name in CLEARED:
+                self._frame[name][slot, self._mine] = 0
+        elif self._finals:
+            self._whole[slot].has_final.fill(False)
         done, lost = 0, []
         try:
             for group in self._places:
@@ -142,7 +155,7 @@ class GroupStepper(Stepper):
                     infos = group.env.step(group.rows, group.actions, group.views[slot])
                     if infos is not None:
                         _check_infos(infos, group.count)
-                        self._note(group.rows + group.start, np.full(group.count, slot), infos)
+                        self._note(self._lanes[group.start - self.start : group.stop - self.start], slot, infos)
                 except BaseException as error:
                     self.failed(group.rows + group.start, np.full(group.count, slot), error)
                     lost.append(group)
@@ -151,7 +164,7 @@ class GroupStepper(Stepper):
         finally:  # after an interrupt, groups that have answered must not be stepped again
             answered = self._places[:done]
             if done == len(self._places) and not lost:
-                self._keep_books(self._mine, slot, self._whole[slot])
+                self._keep_all_books(slot)
             else:
                 for group in answered:
                     if group not in lost:
@@ -249,6 +262,16 @@ class GroupStepper(Stepper):
         if out.has_final.any():
             self._status[slots, lanes] |= np.where(out.has_final, STATUS_FINAL, 0).astype(np.uint8)
 
+    def _keep_all_books(self, slot: int) -> None:
+        if not self._core_keeps_books:
+            self._keep_books(self._mine, slot, self._whole[slot])
+            return
+        self.core.keep_books(slot)
+        if self._finals:
+            finals = self._whole[slot].has_final
+            if finals.any():
+                self._status[slot, self._mine] |= np.where(finals, STATUS_FINAL, 0).astype(np.uint8)
+
     def _publish(self, parts: list[Array], began_ns: int) -> None:
         for env in self._timed:
             self._stats[counters.STAT_RESET_NS] += env.reset_ns
@@ -258,8 +281,15 @@ class GroupStepper(Stepper):
         if self._publish_each:
             self.flush()
 
-    def _note(self, lanes: Array, slots: Array, infos: Sequence[dict[str, Any]]) -> None:
-        for lane, slot, info in zip(lanes.tolist(), slots.tolist(), infos, strict=True):
+    def _note(self, lanes: Array, slots: Array | int, infos: Sequence[dict[str, Any]]) -> None:
+        """Keep the infos of these lanes; `slots` are the frames of their answers, or the one of all."""
+        if isinstance(infos, InfoColumns) and self._columns is not None:
+            first = slots if isinstance(slots, int) else int(slots[0])
+            one_frame = isinstance(slots, int) or bool((slots == first).all())
+            if one_frame and self._columns.write(infos, first, lanes):
+                return
+        each = [slots] * len(lanes) if isinstance(slots, int) else slots.tolist()
+        for lane, slot, info in zip(lanes.tolist(), each, infos, strict=True):
             if info:
                 self.core.note(lane, slot, info)
 
@@ -318,5 +348,7 @@ class GroupStepper(Stepper):
 
 
 def _check_infos(infos: Any, count: int) -> None:
+    if isinstance(infos, InfoColumns) and len(infos) == count:
+        return
     if len(infos) != count or not all(isinstance(info, dict) for info in infos):
         raise TypeError(f"infos must be None or {count} dicts, one for each lane, got {infos!r:.100}")
