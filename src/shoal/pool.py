@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal import building, native
+from shoal import native
 from shoal.batch import Batch, Rollout
 from shoal.engine import open_pools, snapshots
 from shoal.engine.collector import concurrent_use
@@ -23,6 +23,7 @@ from shoal.memory.answers import Ready
 from shoal.observe.review import Review
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
+from shoal.planning import building
 from shoal.rollout import roll_out
 from shoal.state.snapshot import Snapshot
 from shoal.support.checks import (

@@ -16,8 +16,8 @@ import pytest
 import shoal
 from envs import CountEnv
 from faults.kit import RELEASE, DeedEnv, assert_usable, eventually, open_pool
-from shoal import building
 from shoal.engine import timeouts
+from shoal.planning import building
 from shoal.support.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine

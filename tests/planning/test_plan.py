@@ -18,12 +18,11 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import shoal
-from shoal import building
 from shoal.backends import registry
 from shoal.backends.backend import BackendSetup
 from shoal.backends.threads import MOST_THREADS
 from shoal.envs.adapt import adapt
-from shoal.planning import probe
+from shoal.planning import building, probe
 from shoal.planning.plan import LATE, Plan, _choose, fixed_plan, predict, worker_counts
 from shoal.support.cores import cores_beside, torch_fills_cores, usable_cores
 from shoal.worker import measurement

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal import building
-from shoal.planning import probe
+from shoal.planning import building, probe
 from shoal.planning.plan import Plan, _choose, _tried, predict
 from shoal.planning.trials import PlanTrials
 from shoal.worker.measurement import Measurement

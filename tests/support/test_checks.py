@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.backends.base import split
-from shoal.building import agree
 from shoal.errors import BadAction, SpaceMismatch
 from shoal.memory.messages import BlockSummary
+from shoal.planning.building import agree
 from shoal.support.checks import check_ids, spread_seed, whole_number
 
 
