@@ -55,10 +55,15 @@ def native() -> str:
         (LONGEST_SPUN_NS + 1, False, 0, 16, 16, SLEEP),
         (LONGEST_SPUN_NS + 1, True, 0, 16, 16, (0, HOLD_NS)),  # to go on takes less than to begin
         (2 * LONGEST_SPUN_NS + 1, True, 0, 16, 16, SLEEP),
-        (FEW_WAKES * USUAL_WAKE_NS, False, 0, 17, 16, (0, CROWDED_HOLD_NS)),
-        (FEW_WAKES * USUAL_WAKE_NS + 1, False, 0, 17, 16, SLEEP),
-        (300 * US, False, 50 * US, 17, 16, (0, FEW_WAKES * 50 * US)),  # wake-ups are dear here
-        (300 * US, False, 5 * US, 17, 16, SLEEP),
+        (FEW_WAKES * USUAL_WAKE_NS, False, 0, 3, 2, (0, CROWDED_HOLD_NS)),
+        (FEW_WAKES * USUAL_WAKE_NS + 1, False, 0, 3, 2, SLEEP),
+        (300 * US, False, 50 * US, 3, 2, (0, 2 * FEW_WAKES * 50 * US)),  # wake-ups are dear here
+        (300 * US, False, 5 * US, 3, 2, SLEEP),
+        (8 * FEW_WAKES * USUAL_WAKE_NS, False, 0, 17, 16, (0, 16 * FEW_WAKES * USUAL_WAKE_NS)),  # one too many of 16
+        (8 * FEW_WAKES * USUAL_WAKE_NS + 1, False, 0, 17, 16, SLEEP),
+        (300 * US, False, 0, 24, 16, SLEEP),  # half as many again
+        (LONGEST_SPUN_NS, False, 50 * US, 17, 16, (0, 2 * LONGEST_SPUN_NS)),
+        (LONGEST_SPUN_NS + 1, False, 50 * US, 17, 16, SLEEP),
         (1 * US, True, 50 * US, 33, 16, SLEEP),  # far more workers than cores
         (1 * US, True, 0, 3, 1, SLEEP),
     ],
@@ -284,7 +289,7 @@ def test_where_the_cores_do_not_suffice_nothing_spins(native: str) -> None:
     assert spin.tolist() == [0] * len(spin)
     rig.lanes.use_cores(4, 4)
     assert spin[layout.WAITING_SPIN_NS] == HOLD_NS
-    rig.lanes.use_cores(5, 4)
+    rig.lanes.use_cores(6, 4)
     assert spin[layout.WAITING_SPIN_NS] == CROWDED_HOLD_NS
     rig.lanes.use_cores(9, 4)
     assert spin[layout.WAITING_SPIN_NS] == 0

@@ -23,7 +23,7 @@ typedef struct { int64_t rest_ns, spin_ns; } Spin;
 #define USUAL_WAKE_NS 15000    /* what a wake-up costs until it was measured */
 #define LEAST_WAKE_NS 5000     /* what a wake-up is taken to cost at least, and at most */
 #define MOST_WAKE_NS 1000000
-#define FEW_WAKES 8            /* where there are too few cores, only waits of so many wake-ups are spun through */
+#define FEW_WAKES 8            /* where there are far too few cores, only waits of so many wake-ups are spun through */
 #define LONGEST_SPUN_NS 1000000 /* longer waits are slept through, however many cores there are */
 /* How long a wait spins that was expected to be short. On a virtual machine with restless neighbours a core is taken away
  * for some milliseconds, and a core that sleeps is given back late. Spins of 2 ms, which such pauses outlast, sent one
@@ -54,8 +54,9 @@ static inline Spin spin_for(Estimate wait, int spins, int64_t wake_ns, int64_t p
     wake_ns = within(wake_ns ? wake_ns : USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS);
     int64_t limit = LONGEST_SPUN_NS;
     if (parties > cores) {
-        limit = FEW_WAKES * wake_ns;
-        spin.spin_ns = within(FEW_WAKES * wake_ns, CROWDED_HOLD_NS, HOLD_NS);
+        /* One too many on sixteen cores takes little from each; one too many on two cores takes a third. */
+        limit = within(FEW_WAKES * wake_ns * within(cores / (2 * (parties - cores)), 1, cores), 0, LONGEST_SPUN_NS);
+        spin.spin_ns = within(2 * limit, CROWDED_HOLD_NS, HOLD_NS);
     }
     if (wait.usual_ns <= (spins ? 2 * limit : limit)) return spin;
     /* A long wait that always takes the same time is slept through but for its end. */

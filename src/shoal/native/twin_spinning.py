@@ -41,10 +41,11 @@ def spin_for(usual_ns: int, spread_ns: int, spins: bool, wake_ns: int, parties: 
     if parties > 2 * cores:
         return 0, 0
     wake = min(max(wake_ns or USUAL_WAKE_NS, LEAST_WAKE_NS), MOST_WAKE_NS)
-    crowded = parties > cores
-    limit = FEW_WAKES * wake if crowded else LONGEST_SPUN_NS
+    crowded, limit = parties > cores, LONGEST_SPUN_NS
+    if crowded:
+        limit = min(FEW_WAKES * wake * max(1, cores // (2 * (parties - cores))), LONGEST_SPUN_NS)
     if usual_ns <= (2 * limit if spins else limit):
-        return 0, min(max(FEW_WAKES * wake, CROWDED_HOLD_NS), HOLD_NS) if crowded else HOLD_NS
+        return 0, min(max(2 * limit, CROWDED_HOLD_NS), HOLD_NS) if crowded else HOLD_NS
     early = 2 * spread_ns + wake + TIMER_NS
     if crowded or early > usual_ns // 8:
         return 0, 0
