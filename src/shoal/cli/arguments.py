@@ -115,6 +115,8 @@ PROFILE = (
     option("--seconds", type=seconds, default=5.0, metavar="S", help="length of the run (default: 5)"),
     JSON,
     PLOT,
+    option("--html", type=Path, metavar="REPORT.html", help="save a page that needs no network: the verdict, the "
+           "shares, what each worker did in a hundred batches, and the slowest envs"),
     option("--flame", type=Path, metavar="FILE.svg", help="save a flame graph of the first worker process, or of the "
            "caller if there is none; this takes as long again, and needs py-spy"),
 )  # fmt: skip
