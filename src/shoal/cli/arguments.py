@@ -185,6 +185,7 @@ TOP = (
     option("--interval", type=seconds, default=1.0, metavar="S", help="seconds between two looks (default: 1)"),
     option("--once", action="store_true", help="show one interval and leave"),
     option("--json", action="store_true", help="write a line of JSON for each pool and interval"),
+    option("--html", type=Path, metavar="TOP.html", help="save one interval as a page, and leave"),
 )
 
 # The commands: what the help says of each, and its options.

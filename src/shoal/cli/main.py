@@ -55,8 +55,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _top(options: argparse.Namespace) -> int:
+    from shoal.cli.report import check_file
     from shoal.observe import top
 
+    if options.html:
+        check_file(options.html, "the picture is HTML")
+        return top.save(options.pid, options.interval, options.html)
     return top.top(options.pid, options.interval, options.once, options.json, Console())
 
 
