@@ -55,10 +55,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _top(options: argparse.Namespace) -> int:
-    from shoal.cli.report import check_file
     from shoal.observe import top
 
     if options.html:
+        from shoal.cli.report import check_file
+
         check_file(options.html, "the picture is HTML")
         return top.save(options.pid, options.interval, options.html)
     return top.top(options.pid, options.interval, options.once, options.json, Console())
