@@ -25,6 +25,7 @@ OF_OTHERS = (
     "reportMissingTypeStubs", "reportUnknownMemberType", "reportUnknownVariableType", "reportUnknownArgumentType",
     "reportUnknownParameterType", "reportUnknownLambdaType", "reportMissingModuleSource", "reportMissingImports",
 )  # fmt: skip
+CASES = "types_of_make.py"  # what else must hold of the types that users see
 UNTYPED = ("tensorflow", "tf_agents", "cupy")
 
 
@@ -37,6 +38,7 @@ def write(folder: Path) -> list[Path]:
         if not block.side and block.module not in UNTYPED:
             files.append(folder / f"{re.sub(r'[^a-z0-9]+', '_', block.name.lower())}.py")
             files[-1].write_text(block.text)
+    files.append(Path(shutil.copy(ROOT / "tests" / "site" / CASES, folder)))
     return files
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from shoal.dialects.gymnasium import VectorEnv
     from shoal.dialects.gymnasium029 import VectorEnv as OldVectorEnv
     from shoal.dialects.sample_factory import BatchedEnv
-    from shoal.dialects.sb3 import TheirPoolVecEnv
     from shoal.dialects.tf_agents import PoolPyEnvironment
     from shoal.dialects.tianshou import PoolVectorEnv
     from shoal.dialects.torchrl import ShoalEnv
+    from shoal.dialects.vec_env import PoolVecEnv
     from shoal.options import PoolKeywords
 
 __all__ = ["make"]
@@ -53,7 +53,7 @@ def make(
 @overload
 def make(
     env: Any, num_envs: int | None = None, *, api: Literal["sb3"], **options: Unpack[PoolKeywords]
-) -> TheirPoolVecEnv: ...
+) -> PoolVecEnv: ...
 @overload
 def make(env: Any, num_envs: int | None = None, *, api: Literal["baselines"], **options: Any) -> BaselinesVecEnv: ...
 @overload

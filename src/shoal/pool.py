@@ -22,6 +22,7 @@ from shoal.errors import ConcurrentUse, PoolClosed, ShoalError, SlowEnvWarning
 from shoal.memory.answers import Ready
 from shoal.observe.review import Review
 from shoal.observe.stats import PoolStats, WorkerInfo
+from shoal.observe.timeline import Recorder
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
 from shoal.planning import building
 from shoal.rollout import roll_out
@@ -142,6 +143,11 @@ class Pool(LaneCalls):
         self._check_usable()
         blocks = [list(worker.env_ids) for worker in self._workers]
         return PoolStats.read(self._slab, self.plan.backend, self.batch_size, blocks)
+
+    def recorder(self) -> Recorder:
+        """Return what notes which env steps when, batch by batch; `shoal profile --html` draws it."""
+        self._check_usable()
+        return Recorder(self._slab, [list(worker.env_ids) for worker in self._workers])
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.plan.backend}, {self.plan.num_workers} workers"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,28 @@ def test_it_saves_json_and_a_plot(tmp_path: Path) -> None:
     assert main.main(["profile", "CartPole-v1", "-n", "3", "--backend", "serial", *QUICK, *files]) == 0
     assert json.loads(json_file.read_text())["num_envs"] == 3
     assert plot_file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("batch_size", ["4", "2"])
+def test_it_saves_a_page(batch_size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.html"
+    sizes = ["-n", "4", "--batch-size", batch_size, "--backend", "processes", "--workers", "2"]
+    assert main.main(["profile", "CartPole-v1", *sizes, *QUICK, "--html", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert f"report saved to {path}" in err
+    text = path.read_text()
+    verdict = out.strip().splitlines()[-1].removeprefix("verdict: ")
+    assert html.escape(verdict) in text
+    found = re.search(r"^const data = (.*);$", text, re.MULTILINE)
+    assert found
+    times = json.loads(found.group(1))["timeline"]
+    assert times["batches"] == 100
+    assert all(worker["bars"] for worker in times["workers"])
+
+
+def test_a_page_needs_a_name_that_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "CartPole-v1", "--html", "report.txt")
+    assert "the report is HTML, so name it .html and not 'report.txt'" in said
 
 
 @pytest.mark.parametrize("backend", ["serial", "processes"])

@@ -133,6 +133,19 @@ def test_a_table_says_the_same_in_words(busy: subprocess.Popen[str]) -> None:
         assert words in done.stdout
 
 
+def test_the_same_as_a_page(busy: subprocess.Popen[str], tmp_path: Path) -> None:
+    path = tmp_path / "top.html"
+    done = top(busy.pid, "--interval", "0.2", "--html", path)
+    assert (done.returncode, done.stdout) == (0, "")
+    text = path.read_text()
+    assert f"process {busy.pid}" in text
+    assert "steps/s" in text
+    assert "http" not in text
+    wrong = top(busy.pid, "--html", tmp_path / "top.txt")
+    assert wrong.returncode == 2
+    assert "the picture is HTML, so name it .html" in wrong.stderr
+
+
 def test_all_pools_of_the_user_are_found_and_each_once(busy: subprocess.Popen[str]) -> None:
     found, refused = running_pools.find()
     assert sum(pool.pid == busy.pid for pool in found) == 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,3 +100,24 @@ def test_reference_pages_have_what_they_name(tab: Tab, site: str) -> None:
         for name in names:
             assert tab.run(f"document.getElementById({name!r}) !== null"), name
         tab.picture(PICTURES / f"reference-{page}.png")
+
+
+def test_the_report_of_a_profile(tab: Tab, site: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    command = [sys.executable, "-m", "shoal.cli.main", "profile", "CartPole-v1", "-n", "16", "--backend", "processes"]
+    sizes = ["--workers", "2", "--seconds", "0.5", "--html", str(path)]
+    subprocess.run([*command, *sizes], check=True, capture_output=True, timeout=200)
+    with served(tmp_path) as address:
+        tab.open(f"{address}/report.html")
+        assert len(tab.run("document.getElementById('verdict').textContent")) > 20
+        assert tab.run("document.querySelectorAll('#envs tr').length") == 11
+        inked = "new Set(pen.getImageData(0, 0, canvas.width, canvas.height).data).size"
+        assert tab.run(inked) > 5, "nothing is drawn"
+        before = tab.run("to - from")
+        tab.run("document.getElementById('in').click()")
+        assert tab.run("to - from") < before
+        tab.picture(PICTURES / "report.png")
+        tab.open(f"{address}/report.html", PHONE, 844)
+        assert tab.run("document.documentElement.scrollWidth") <= PHONE
+        tab.picture(PICTURES / "phone-report.png")
+        tab.requests[:] = [url for url in tab.requests if not url.startswith(address)]

@@ -115,6 +115,8 @@ PROFILE = (
     option("--seconds", type=seconds, default=5.0, metavar="S", help="length of the run (default: 5)"),
     JSON,
     PLOT,
+    option("--html", type=Path, metavar="REPORT.html", help="save a page that needs no network: the verdict, the "
+           "shares, what each worker did in a hundred batches, and the slowest envs"),
     option("--flame", type=Path, metavar="FILE.svg", help="save a flame graph of the first worker process, or of the "
            "caller if there is none; this takes as long again, and needs py-spy"),
 )  # fmt: skip
@@ -183,6 +185,7 @@ TOP = (
     option("--interval", type=seconds, default=1.0, metavar="S", help="seconds between two looks (default: 1)"),
     option("--once", action="store_true", help="show one interval and leave"),
     option("--json", action="store_true", help="write a line of JSON for each pool and interval"),
+    option("--html", type=Path, metavar="TOP.html", help="save one interval as a page, and leave"),
 )
 
 DOCTOR = (

@@ -59,6 +59,11 @@ def _top(options: argparse.Namespace) -> int:
         raise UsageError("pools of other processes are found by /proc, which Windows does not have")
     from shoal.observe import top
 
+    if options.html:
+        from shoal.cli.report import check_file
+
+        check_file(options.html, "the picture is HTML")
+        return top.save(options.pid, options.interval, options.html)
     return top.top(options.pid, options.interval, options.once, options.json, Console())
 
 

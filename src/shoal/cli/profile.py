@@ -1,4 +1,4 @@
-"""`shoal profile`: runs a pool with random actions, and shows its stats, a plot and a flame graph."""
+"""`shoal profile`: runs a pool with random actions, and shows its stats, a plot, a page and a flame graph."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from typing import Any
 from shoal import Pool
 from shoal.cli import doctor, report, work
 from shoal.errors import ShoalError
+from shoal.observe.html_report import page
 from shoal.observe.progress import progress
-from shoal.observe.stats import EDGES, LABELS, PoolStats
+from shoal.observe.stats import COLOURS, EDGES, LABELS, PoolStats
+from shoal.observe.timeline import Timeline
 from shoal.support.optional_dependencies import install
 from shoal.support.usage import UsageError
 from shoal.tuning.lab import PoolDriver
@@ -27,11 +29,8 @@ from shoal.tuning.result import new_figure
 SCHEMA = 1
 WARM_UP = 0.3  # seconds in which caches fill and the pool learns whether to spin
 TICK = 0.25  # seconds between two moves of the progress bar
+BATCHES = 100  # of the time line
 SLACK = 30.0  # seconds that py-spy may take in addition
-COLOURS = {
-    "envs": "#0072b2", "resets": "#56b4e9", "stragglers": "#d55e00", "waking": "#e69f00", "copying": "#cc79a7",
-    "infos": "#882255", "pool": "#009e73", "caller": "#999999",
-}  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
     output = report.Output(options)
     work.check_batch_size(options.batch_size, options.num_envs)
     spy = find_spy(options.flame) if options.flame else ""
+    if options.html:
+        report.check_file(options.html, "the report is HTML")
     work.look_here(options.env)
     probed = work.probe(options.env, options.num_envs)
     pause = functools.partial(time.sleep, options.policy_ms / 1e3) if options.policy_ms else None
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
             notify("measuring")
             driver.run(options.seconds / parts)
         plan, stats = str(pool.plan), pool.stats() - before
+        timeline = take_timeline(driver) if options.html else Timeline()
         if spy:
             take_flame(spy, options.flame, max(1, round(options.seconds)), driver, notify)
     about = {"env": options.env, "plan": plan, "policy_ms": options.policy_ms}
@@ -67,9 +69,21 @@ def run(options: argparse.Namespace) -> int:
         lambda console: print(f"{options.env}: {stats}"),
         lambda path: plot(options.env, stats, path),
     )
+    if options.html:
+        options.html.write_text(page(options.env, plan, stats, timeline, doctor.facts()), encoding="utf-8")
+        print(f"report saved to {options.html}", file=sys.stderr)
     if spy:
         print(f"flame graph saved to {options.flame}", file=sys.stderr)
     return 0
+
+
+def take_timeline(driver: PoolDriver) -> Timeline:
+    """Let the pool go on for some batches, and note which env steps when."""
+    recorder, policy = driver.pool.recorder(), driver.policy
+    driver.policy = functools.partial(recorder.note, policy)
+    driver.take(BATCHES + 1)
+    driver.policy = policy
+    return recorder.timeline
 
 
 def find_spy(flame: Path) -> str:

@@ -7,7 +7,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -82,6 +82,15 @@ class ClosedByWith(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+if TYPE_CHECKING:
+    from stable_baselines3.common.vec_env import VecEnv as TheirVecEnv
+
+    class VecEnvBase(ClosedByWith, TheirVecEnv):
+        """What VecEnvs of ours derive from for type checkers: when they run, `isinstance` alone says the same."""
+else:
+    VecEnvBase = ClosedByWith
 
 
 def in_turn(method: Method) -> Method:

@@ -19,7 +19,7 @@ import warnings
 from abc import ABCMeta
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -52,13 +52,6 @@ from shoal.wrappers.observations import transpose, transposed_space
 from shoal.wrappers.running import SETTINGS, data_of, read_statistics, write_statistics
 from shoal.wrappers.sb3_pickles import write_pickle
 from shoal.wrappers.video import tile_images
-
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv as TheirVecEnv
-
-    class TheirPoolVecEnv(PoolVecEnv, TheirVecEnv):  # type: ignore[misc]
-        """What `shoal.make(api="sb3")` returns, as type checkers see it: its `isinstance` holds when it runs."""
-
 
 __all__ = [
     "DummyVecEnv", "Monitor", "SubprocVecEnv", "VecCheckNan", "VecEnv", "VecEnvWrapper", "VecExtractDictObs",

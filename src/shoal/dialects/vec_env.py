@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
-from shoal.dialects.base import ClosedByWith, PoolFace, in_turn
+from shoal.dialects.base import PoolFace, VecEnvBase, in_turn
 from shoal.envs import wrapper_layers
 from shoal.errors import BadCall, NothingPending
 from shoal.memory.answers import Ready
@@ -35,7 +35,7 @@ StepReturn = tuple[Any, Any, Any, Any]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class VecEnv(ClosedByWith):
+class VecEnv(VecEnvBase):
     """Many envs as one. When an episode ends, its env begins the next one in the same step.
 
     The env's info then has the last observation of the old episode as `terminal_observation`.

@@ -108,6 +108,12 @@ LABELS = {
 }
 
 
+COLOURS = {
+    "envs": "#0072b2", "resets": "#56b4e9", "stragglers": "#d55e00", "waking": "#e69f00", "copying": "#cc79a7",
+    "infos": "#882255", "pool": "#009e73", "caller": "#999999",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Counts:
     """The slab's counters at one moment, or their growth between two moments."""

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import NamedTuple
 
 if sys.platform == "win32":
@@ -34,6 +35,7 @@ BLOCK_LINES = 7  # lines of a pool's block, without the rows of its workers
 LONG = 1.0  # seconds in one env that are worth a remark
 MOST_NAMED = 4  # workers that a summary names
 BINS = 20  # of a summary's histogram
+PAGE_WIDTH = 120  # letters, of a page
 HISTORY = 30  # looks that the line of steps/s goes back
 BARS, PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 COLUMNS = {
@@ -246,6 +248,21 @@ def _live(watch: Watch, pid: int | None, interval: float, console: Console) -> i
             if not watch.look() and pid is not None:
                 break
     console.print(f"the pool of process {pid} has ended")
+    return 0
+
+
+def save(pid: int | None, interval: float, path: Path) -> int:
+    """Save what one interval shows as a page of its own; return the exit code."""
+    watch = Watch(pid)
+    if not watch.look():
+        return _tell_why(watch, pid)
+    time.sleep(interval)
+    watch.look()
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=PAGE_WIDTH, force_terminal=True, file=nowhere)
+        console.print(Screen(console).draw(watch.history()))
+        path.write_text(console.export_html(inline_styles=True), encoding="utf-8")
+    print(f"saved to {path}", file=sys.stderr)
     return 0
 
 

@@ -45,7 +45,7 @@ class PoolDriver:
     """
 
     def __init__(self, pool: Pool, actions: Sequence[Any], policy: Callable[[], object] | None = None, seed: int = 0):
-        self.pool, self._policy = pool, policy
+        self.pool, self.policy = pool, policy
         self._actions = itertools.cycle(actions)
         if pool.batch_size < pool.num_envs:
             self._turn = self._partial_turn
@@ -64,15 +64,20 @@ class PoolDriver:
             now = clock()
         return turns, now - began
 
+    def take(self, batches: int) -> None:
+        """Take so many batches."""
+        for _ in range(batches):
+            self._turn()
+
     def _full_turn(self) -> None:
-        if self._policy is not None:
-            self._policy()
+        if self.policy is not None:
+            self.policy()
         self.pool.step(next(self._actions))
 
     def _partial_turn(self) -> None:
         batch = self.pool.recv()
-        if self._policy is not None:
-            self._policy()
+        if self.policy is not None:
+            self.policy()
         self.pool.send(next(self._actions), batch.env_id)
 
 
