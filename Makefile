@@ -136,14 +136,16 @@ test-twin: $(VENV)/.ready
 		tests/remote/test_dispatcher.py --ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
 
 # As on macOS: the C core without futexes, and the Python side without memfd, pidfd, /proc, prctl and packets between sockets,
-# with new interpreters as workers. SHOAL_PORTABLE chooses both. What is left out needs Linux: see tests/portable.py.
+# with new interpreters as workers. SHOAL_PORTABLE chooses both. What is left out looks at the source
+# alone.
 test-portable: $(VENV)/.ready
 	rm -rf build/portable
 	mkdir -p build/portable
 	cp -r src/shoal build/portable/shoal
 	find build/portable -name '*.so' -delete
 	SHOAL_PORTABLE=1 $(BIN)/python setup.py -q build_ext --force --build-lib build/portable --build-temp build/portable.temp
-	SHOAL_PORTABLE=1 PYTHONPATH=$(CURDIR)/build/portable $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
+	SHOAL_PORTABLE=1 PYTHONPATH=$(CURDIR)/build/portable $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core \
+		$(addprefix --ignore tests/,test_house.py test_layers.py test_words.py test_extras.py)
 
 # Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
 test-gpu: $(VENV)/.ready

@@ -212,9 +212,9 @@ def test_recv_may_be_tried_again_after_a_timeout(backend: str, gate: Path, timeo
 @pytest.mark.parametrize("timeout", [0, 0.05])
 def test_step_that_timed_out_is_received_later(backend: str, gate: Path, timeout: float) -> None:
     opener = threading.Timer(3.0, gate.touch)  # so that a deadline that is not kept fails and does not hang
-    opener.start()
     with Pool(partial(GateEnv, gate), 3, backend=backend, num_workers=3) as pool:
         pool.reset(seed=0)
+        opener.start()
         with pytest.raises(shoal.StepTimeout):
             pool.step([0, 0, 3], timeout=timeout)
         gate.touch()

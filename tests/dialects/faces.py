@@ -299,7 +299,7 @@ FACES: dict[str, Face] = (
         "sample_factory": SampleFactoryFace(),
         "envpool": EnvPoolFace(),
         "puffer": PufferFace(),
-        "dm_env": DmEnvFace(),
+        **({"dm_env": DmEnvFace()} if find_spec("dm_env") else {}),
         "agents": AgentsFace(),
         "batch_env": BatchEnvFace(),
     }

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+import shoal.native
+
+HERE, HEADERS = Path(__file__).parent, Path(shoal.native.__file__).parent
 COMPILER = shutil.which(os.environ.get("CC", "gcc"))
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler here")
+WORKS = COMPILER is not None and subprocess.run([COMPILER, "--version"], capture_output=True).returncode == 0
+pytestmark = pytest.mark.skipif(not WORKS, reason="there is no C compiler here")
 ROUNDS = "300"
 
 
 def build(folder: Path, *more: str) -> str:
     program = str(folder / "stress")
-    flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{HERE.parents[1] / 'src/shoal/native'}"]
+    flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{HEADERS}"]
     command = [str(COMPILER), *flags, str(HERE / "stress.c"), *more, "-o", program, "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

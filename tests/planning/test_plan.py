@@ -100,6 +100,22 @@ def test_envs_that_wait_get_more_workers_than_cores(count: int, isolate: bool) -
     assert predict(WAITS, plan.backend, plan.num_workers, count, count, 2) < serial / 2
 
 
+@pytest.mark.parametrize(("count", "cores", "workers"), [(64, 2, 2), (1024, 16, 16), (3, 8, 3)])
+def test_without_the_gil_envs_that_compute_get_threads(
+    monkeypatch: pytest.MonkeyPatch, count: int, cores: int, workers: int
+) -> None:
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: False, raising=False)
+    plan = _choose(HEAVY, count, count, cores, None, False)
+    assert (plan.backend, plan.num_workers) == ("threads", workers)
+    assert "without the GIL, so threads compute side by side" in plan.reason
+    assert _choose(HEAVY, count, count, cores, None, True).backend == "processes"
+    assert registry.find("threads").spin_times() == registry.find("processes").spin_times()
+    assert _choose(COMPUTES, 1, 1, cores, None, False).backend == "serial"
+    monkeypatch.setattr("sys._is_gil_enabled", lambda: True)
+    assert _choose(HEAVY, count, count, cores, None, False).backend == "hybrid"
+    assert registry.find("threads").spin_times() == (0, 0)
+
+
 def test_a_given_number_of_workers_is_kept() -> None:
     assert _choose(HEAVY, 64, 64, 2, 5, False).num_workers == 5
     assert _choose(HEAVY, 3, 3, 2, 5, True).num_workers == 3

@@ -130,7 +130,8 @@ LACKS = """
 import sys, os, importlib, importlib.abc, pathlib
 import gymnasium, gymnasium.vector, cloudpickle, psutil, platformdirs, rich.console, rich.live, rich.table
 import multiprocessing.reduction, multiprocessing.connection, multiprocessing.util
-import faulthandler, mmap, select, signal, socket, tempfile, threading, importlib.metadata, asyncio, subprocess, shutil
+import faulthandler, mmap, select, signal, socket, tempfile, threading, importlib.metadata, asyncio
+import subprocess, shutil, urllib.request
 try:
     import numba.core.registry
 except ImportError:

@@ -63,10 +63,11 @@ class WorkerProcess:
 
     Args:
         report: where the launcher tells its end; -1 for one that this process has forked itself.
+        lifeline: becomes readable when it ends, for one that was forked where the system has no pidfds; else -1.
     """
 
-    def __init__(self, pid: int, report: int):
-        self.pid, self._report = pid, report
+    def __init__(self, pid: int, report: int, lifeline: int = -1):
+        self.pid, self._report, self._lifeline = pid, report, lifeline
         self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
         self._ended = False
         self._lock = threading.Lock()  # held while the report is read or closed: any thread may ask for `alive`
@@ -82,7 +83,7 @@ class WorkerProcess:
     @property
     def sentinel(self) -> int:
         """Becomes readable when the process ends."""
-        return self.pidfd if self.pidfd >= 0 else self._report
+        return self.pidfd if self.pidfd >= 0 else max(self._report, self._lifeline)
 
     @property
     def alive(self) -> bool:
@@ -138,8 +139,8 @@ class WorkerProcess:
     def close(self) -> None:
         """Give the descriptors back."""
         with self._lock:
-            fds = (self._report, self.pidfd)
-            self._report = self.pidfd = -1
+            fds = (self._report, self.pidfd, self._lifeline)
+            self._report = self.pidfd = self._lifeline = -1
         for fd in fds:
             if fd >= 0:
                 os.close(fd)
@@ -313,18 +314,21 @@ def _pid_from(answer: int, name: str, deadline: Deadline) -> int:
 
 def _fork(start: WorkerStart, deadline: Deadline) -> WorkerProcess:
     util._flush_std_streams()  # type: ignore[attr-defined]
+    lifeline, held = (-1, -1) if system.has_pidfds else os.pipe()  # the worker holds one end as long as it lives
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            for fd in start.inherited:
+            for fd in (*start.inherited, *([lifeline] if lifeline >= 0 else [])):
                 os.close(fd)
             code = run(start.name, start.channel, start.assignment, start.crash_log)
         finally:
             os._exit(code)
     worker = None
+    if held >= 0:
+        os.close(held)
     try:
-        worker = WorkerProcess(pid, -1)
+        worker = WorkerProcess(pid, -1, lifeline)
         if worker.pidfd >= 0:
             _link.request(("watch", start.mark, pid), [worker.pidfd], deadline)
     except BaseException:

@@ -17,6 +17,7 @@ from shoal.memory.messages import BlockSummary, StepperConfig
 from shoal.memory.packed_errors import PackedError
 from shoal.memory.slab import Slab
 from shoal.support.deadline import Deadline
+from shoal.support.gil import gil_enabled
 from shoal.support.limits import start_thread
 from shoal.worker.base import WorkerChannel
 from shoal.worker.building import BuildError, refuse_shared
@@ -154,7 +155,8 @@ class ThreadBackend(Backend):
 
     @classmethod
     def spin_times(cls) -> tuple[int, int]:
-        return 0, 0  # a thread that spins holds the GIL, which the others need
+        # A thread that spins holds the GIL, which the others need.
+        return (0, 0) if gil_enabled() else super().spin_times()
 
     def new_worker(self, block: BlockSpec) -> Worker:
         return ThreadWorker(block)

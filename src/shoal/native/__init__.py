@@ -43,9 +43,9 @@ if os.environ.get("SHOAL_NATIVE", "1") != "0":
 KIND = "twin" if core is None else "native"
 # Figures of benchmarks/twin.py, for 1 to 64 envs under the serial backend.
 REMEDY = (
-    "Steps of envs that do nothing take 1.9 to 2.4 times as long, those of CartPole 1.1 to 1.6. On Linux, install a "
-    "C compiler and Python's headers, then install Shoal again from its folder (pip install --force-reinstall "
-    "--no-deps .). "
+    "Steps of envs that do nothing take 1.9 to 2.4 times as long, those of CartPole 1.1 to 1.6. On Linux and macOS, "
+    "install a wheel, or a C compiler and Python's headers, and then Shoal again from its folder (pip install "
+    "--force-reinstall --no-deps .). "
     "Elsewhere there is no C core. SHOAL_NATIVE=0 says that the twin is wanted"
 )
 

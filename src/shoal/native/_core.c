@@ -51,6 +51,12 @@ static PyMethodDef core_methods[] = {
 
 static PyModuleDef_Slot core_slots[] = {
     {Py_mod_exec, core_exec},
+/* The core needs no GIL, for three reasons. What threads share lies in the slab, where each number has one writer, and bells
+ * order the rest; that is how processes share it, which have no common GIL. Each object of the core
+ * has one thread at a time: a call of a pool holds its Turn, which is an atomic exchange, for as long as it uses Lanes and
+ * Kernel, other threads only ring bells, and a Block belongs to the thread that steps it. And there is no state of the module beside its types. Objects of an env or the caller (infos,
+ * results of step, actions) are read by the thread that was given them; an env that goes on changing an info in a thread of
+ * its own has to lock it, as in Python. */
 #ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif

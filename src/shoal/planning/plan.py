@@ -27,6 +27,7 @@ from shoal.planning.probe import Open, Subject, measure
 from shoal.planning.trials import LONGEST_BATCH, PlanTrials
 from shoal.support.checks import check_choice, number, whole_number
 from shoal.support.cores import cores_beside, torch_fills_cores, usable_cores
+from shoal.support.gil import gil_enabled
 from shoal.worker.measurement import Measurement, Overhead
 
 WHAT, VERSION = "shoal plan", 1  # what a saved plan says of itself
@@ -303,6 +304,8 @@ def _explained(choice: tuple[str, int], measured: Measurement, expected: float, 
     """The plan for a backend and a number of workers, with so many steps per second expected."""
     reason = f"a step takes {measured.mean * 1e6:,.1f} us, {measured.waiting:.0%} of it waiting"
     reason += f"; expected {expected:,.0f} steps/s on {cores} cores"
+    if choice[0] == "threads" and not gil_enabled():
+        reason += "; Python runs without the GIL, so threads compute side by side"
     return Plan(*choice, reason, measured, expected=expected)
 
 
@@ -319,6 +322,9 @@ def _candidates(
     if isolate:
         return processes
     hybrid = [("hybrid", w) for w in few if w > 1]
+    if not gil_enabled():
+        threads = [("threads", w) for w in dict.fromkeys([*few, *many]) if 1 < w <= MOST_THREADS]
+        return [("serial", 1), *threads, *hybrid, *processes]
     # Threads share the GIL: they are for envs that wait.
     threads = [("threads", w) for w in many if w <= MOST_THREADS] if waits else []
     return [("serial", 1), *hybrid, *threads, *processes]
@@ -342,7 +348,7 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
     even = measured.mean * batch_size / workers
     block = even if batch_size < count else _slowest_block(measured, workers, count)
     turns = workers * share
-    if backend == "threads":
+    if backend == "threads" and gil_enabled():
         gil = batch_size * (measured.cpu + added.lane) + turns * THREAD_TURN
         return added.caller + max(block + THREAD_TURN, gil)
     turn_cost = turns * PROCESS_TURN if workers > cores else 0.0
@@ -353,6 +359,8 @@ def predict(measured: Measurement, backend: str, workers: int, count: int, batch
     # reads one after the other. Its own block sends none.
     told = batch_size * (1 - 1 / workers) if backend == "hybrid" else batch_size
     messages = PROCESSES + added.pack * batch_size / workers + added.unpack * told if added.pack else 0.0
+    if backend == "threads":  # without the GIL: as processes, but nothing is packed
+        messages = 0.0
     return added.caller + together + max(block + added.lane * count / workers, computing) + messages
 
 

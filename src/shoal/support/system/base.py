@@ -17,6 +17,7 @@ class System:
     name = "this system"
     has_processes = False  # whether envs can run in worker processes
     start_methods: tuple[str, ...] = ("spawn",)  # how these can be started; the first one is the default
+    has_pidfds = False  # whether a process can be held by a descriptor
     stack_signal: int | None = None  # has a worker write its Python stack down
     proc = Path("/no/proc")  # the table of processes as files; a folder that does not exist where there is none
 

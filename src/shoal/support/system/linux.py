@@ -29,6 +29,7 @@ class Linux(Posix):
 
     name = "Linux"
     start_methods = ("forkserver", "spawn", "fork")
+    has_pidfds = hasattr(os, "pidfd_open")
     stack_signal = signal.SIGRTMAX - 5
     proc = Path("/proc")
 
@@ -51,7 +52,7 @@ class Linux(Posix):
         map_memory(fd, len(memory), flags, ctypes.addressof(memory))
 
     def open_process(self, pid: int) -> int:
-        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+        return os.pidfd_open(pid) if self.has_pidfds else -1
 
     def signal_process(self, handle: int, number: int) -> None:
         signal.pidfd_send_signal(handle, number)

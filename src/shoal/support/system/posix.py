@@ -39,7 +39,7 @@ class Posix(System):
 
     name = "macOS" if sys.platform == "darwin" else "this system"
     has_processes = True
-    start_methods: tuple[str, ...] = ("spawn", "forkserver")
+    start_methods: tuple[str, ...] = ("spawn", "forkserver", "fork")
     stack_signal: int | None = signal.SIGURG  # the one that is ignored where nothing handles it
 
     def anonymous_file(self, label: str) -> int:
