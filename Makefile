@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
+SIMS_VENV := .venv-sims
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
+.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers test-simulators lint types faults soak bench bench-quick bench-graph \
 	fuzz sanitize clean
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
 	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
+	@echo "make test-simulators  long comparisons of batched simulators with Gymnasium's, and other simulators with every backend"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
@@ -106,6 +108,16 @@ test-gpu: $(VENV)/.ready
 test-trainers:
 	$(PYTHON) tests/trainers/run.py $(TRAINERS)
 
+# Simulators are large, and MetaWorld pins MuJoCo: they have an environment of their own.
+$(SIMS_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(SIMS_VENV)/bin/python || $(PYTHON) -m venv $(SIMS_VENV)
+	$(SIMS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(SIMS_VENV)/bin/python -m pip install --quiet --editable ".[test,mujoco,atari,simulators]"
+	touch $@
+
+test-simulators: $(SIMS_VENV)/.ready
+	SHOAL_SIMULATOR_STEPS=500 $(SIMS_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulators
+
 # TF-Agents needs pins of its own, and the CPU build of TensorFlow, which the extra does not name. Some of its networks
 # fail with NumPy 2.4. gymnax wants an older Gymnasium than the other tests.
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -149,6 +161,7 @@ types: $(VENV)/.ready
 bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/throughput.py
 	$(BENCH_VENV)/bin/python benchmarks/infos.py
+	$(BENCH_VENV)/bin/python benchmarks/simulators.py
 	$(BENCH_VENV)/bin/python benchmarks/trainers.py
 	$(BENCH_VENV)/bin/python benchmarks/auto.py
 	$(BENCH_VENV)/bin/python benchmarks/tune.py
@@ -176,4 +189,4 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(SIMS_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so

@@ -18,8 +18,9 @@ ROOT = Path(shoal.__file__).parent
 # Packages and the modules at the top, from the bottom up. Each may import what stands before it, and itself.
 LAYERS = (
     "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
-    "compiled", "mujoco", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers",
-    "graph", "dialects", "torchrl", "make", "atari", "emulation", "group", "tuning", "scaling", "__init__", "cli",
+    "compiled", "mujoco", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool",
+    "wrappers", "graph", "dialects", "torchrl", "make", "atari", "emulation", "group", "tuning", "scaling", "__init__",
+    "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
 MOST_AT_THE_TOP = 10

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import gymnasium
+import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
@@ -22,8 +22,8 @@ from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from shoal import native
 from shoal.backends import registry
-from shoal.backends.batch_native import NoBatch, batch_maker, is_batch_maker
 from shoal.backends.backend import Backend, BackendSetup, EnvRequest, EnvSource
+from shoal.backends.batch_native import NoBatch, batch_maker, is_batch_maker
 from shoal.engine.lane_table import LaneGroups, LaneTable
 from shoal.engine.scheduler import Scheduler
 from shoal.engine.timeouts import Patience
