@@ -15,7 +15,7 @@ from remote.mpi.mpiexec import ROOT_MAY, launcher
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # a training takes long on a busy machine
-DOCS = ("wrappers.md", "graph.md", "compiled.md", "distributed.md")
+DOCS = ("wrappers.md", "graph.md", "compiled.md", "distributed.md", "guides/simulators.md")
 TEXTS = [ROOT / "README.md", *(ROOT / "docs" / name for name in DOCS)]
 BLOCK = re.compile(r"```python ?(\w*)\n(.*?)```", re.DOTALL)  # (module, example)
 ALL = [found for text in TEXTS for found in BLOCK.findall(text.read_text())]

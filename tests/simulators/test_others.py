@@ -117,5 +117,5 @@ def test_no_stray_output(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    assert len(lines) == len(set(lines)), f"the same is said several times:\n{done.stderr}"
+    said = [line for line in done.stderr.splitlines() if "Warning" in line or "WARN" in line]
+    assert len(said) == len(set(said)), f"the same is said several times:\n{done.stderr}"

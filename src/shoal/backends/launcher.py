@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing import process, util
 from multiprocessing.connection import Connection
 
-from shoal.support import processes
+from shoal.support import processes, shared_warnings
 
 REPORT = struct.Struct("=i")  # first a pid, or an errno with a minus; later an exit code, with a minus for a signal
 LARGEST_REQUEST = 1 << 20
@@ -52,6 +52,7 @@ class Launcher:
             signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_IGN),  # the caller's end is what counts
         }
         self._own = [requests.fileno(), self._woken, wake]
+        shared_warnings.share()
 
     def serve(self) -> None:
         """Carry out requests until the caller is gone, then end what is left of its workers."""
@@ -115,6 +116,7 @@ class Launcher:
             for fd in (*self._own, self._caller_fd, fds[0], *self._reports.values(), *self._forked):
                 if fd >= 0:
                     os.close(fd)
+            shared_warnings.say_once()
             code = run_letter(*fds[1:])
         except BaseException:
             traceback.print_exc()
