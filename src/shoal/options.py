@@ -30,9 +30,9 @@ class PoolOptions:
             derives from `shoal.compiled.Env`, stepped by compiled code in threads), "cuda" (such a class on a GPU;
             answers are copied to the host, and `shoal.compiled.cuda` leaves them there), "batched" (one vector env that
             a function makes, called with `num_envs`, or the batch of an id: see docs/guides/simulators.md), or "auto",
-            which measures the env and chooses ("compiled" or "batched" where that can be, with the same results; "processes", unmeasured, where on_error, step_timeout or
-            recycle_after say that envs may crash or hang, or where the env could not be measured); `pool.plan` says
-            what and why. "ray" runs blocks of envs in
+            which measures the env and chooses ("compiled" or "batched" where that can be, with the same results;
+            "processes", unmeasured, where on_error, step_timeout or recycle_after say that envs may crash or hang, or
+            where the env could not be measured); `pool.plan` says what and why. "ray" runs blocks of envs in
             actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); "auto" never
             chooses these two (docs/distributed.md).
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
