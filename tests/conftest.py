@@ -31,6 +31,7 @@ NEEDS = {
     "envs/test_quick_time_steps.py": ["tf_agents"],
     "examples/test_tensorflow.py": ["tf_agents"],
     "graph/test_tensorflow.py": ["tensorflow"],
+    "simulators/test_others.py": ["minigrid", "dm_control"],  # `make test-simulators` has them
     "graph/test_torch.py": ["torch"],
     "graph/test_torch_cuda.py": ["torch"],
     "graph/jax/test_bind.py": ["jax"],

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
 SCRIPTS = (
     "throughput", "latency_sleep", "startup", "auto", "counters", "puffer", "tune", "scaling_model", "turns", "infos",
-    "trainers",
+    "trainers", "simulators",
 )  # fmt: skip
 
 

@@ -39,11 +39,12 @@ class PoolOptions:
             "threads" in threads, "processes" in worker processes, "hybrid" in both: the caller steps a block itself
             beside worker processes. "compiled" steps a class that derives from `shoal.compiled.Env` by compiled code in
             threads, "cuda" such a class on a GPU (answers are copied to the host, and `shoal.compiled.cuda` leaves them
-            there), "jax" one functional env for all lanes at once on a device. "ray" runs blocks of envs in actors of
-            a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`); "auto" never chooses
-            these two (docs/guides/clusters.md). It chooses "compiled" where that can be, and "processes", unmeasured,
-            where on_error, step_timeout or recycle_after say that envs may crash or hang, or where the env could not
-            be measured.
+            there), "jax" one functional env for all lanes at once on a device. "batched" steps one vector env that a
+            function makes, called with `num_envs`, or the batch of an id (docs/guides/simulators.md). "ray" runs blocks
+            of envs in actors of a Ray cluster, "mpi" in the other ranks of an MPI job, which serve (`shoal.serve`);
+            "auto" never chooses these two (docs/guides/clusters.md). It chooses "compiled" or "batched" where that can
+            be, with the same results, and "processes", unmeasured, where on_error, step_timeout or recycle_after say
+            that envs may crash or hang, or where the env could not be measured.
         num_workers: by default the cores that this process may use; under "ray", the actors that there is room for;
             under "mpi", the serving ranks.
         isolate: never run an env in the caller's process, not even under "auto".

@@ -30,7 +30,7 @@ def compare(games: Any, envs: list[Any], steps: int = 60) -> int:
     for row, env in enumerate(envs):
         first, info = env.reset(seed=1 + row)
         np.testing.assert_array_equal(obs[row], first)
-        assert {key: infos[key][row] for key in ("lives", "frame_number")} == {k: info[k] for k in ("lives", "frame_number")}
+        assert (infos["lives"][row], infos["frame_number"][row]) == (info["lives"], info["frame_number"])
     rng, over, ended = np.random.default_rng(0), [False] * len(envs), 0
     for step in range(steps):
         actions = rng.integers(games.single_action_space.n, size=len(envs))
@@ -102,7 +102,7 @@ def test_episodes_that_begin_in_the_same_step() -> None:
     games = shoal.atari.make("breakout", 2, noop_max=0, max_frames=80, autoreset="same_step")
     env = single("Breakout", make={"max_num_frames_per_episode": 80})
     games.reset(seed=1)
-    first, _ = env.reset(seed=1)
+    env.reset(seed=1)
     for step in range(45):
         obs, _, _, truncated, infos = games.step(np.zeros(2, np.int64))
         expected, _, _, over, _ = env.step(0)

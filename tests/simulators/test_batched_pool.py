@@ -21,7 +21,7 @@ BALANCE = """
   <option timestep="0.02"/>
   <worldbody>
     <body name="cart"><joint name="slide" type="slide" axis="1 0 0"/><geom size="0.1" mass="1"/>
-      <body><joint name="hinge" type="hinge" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 0.6" size="0.05"/></body>
+      <body><joint type="hinge" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 0 0 0.6" size="0.05"/></body>
     </body>
   </worldbody>
   <actuator><motor joint="slide" gear="50" ctrlrange="-1 1" ctrllimited="true"/></actuator>

@@ -94,11 +94,10 @@ class AtariLanes(BatchLanes):
         vector_env = require("ale_py.vector_env", "batches of Atari games need a package", "atari")
         ale = require("ale_py", "batches of Atari games need a package", "atari")
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # each game would greet
-        if ale.roms.get_rom_path(self.name) is None:
-            raise BadEnv(f"there is no Atari game {self.name!r}: expected one of {', '.join(ale.roms.get_all_rom_ids())}")
-        return vector_env.AtariVectorEnv(
-            self.name, self._count, autoreset_mode=MODES[self._mode], **self._arguments
-        )
+        known = sorted(ale.roms.get_all_rom_ids())
+        if self.name not in known:
+            raise BadEnv(f"there is no Atari game {self.name!r}: expected one of {', '.join(known)}")
+        return vector_env.AtariVectorEnv(self.name, self._count, autoreset_mode=MODES[self._mode], **self._arguments)
 
     def use(self, autoreset: str) -> None:
         super().use(autoreset)

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 if sys.platform == "win32":
     raise ImportError("worker processes need Linux, macOS or WSL")
 
-from shoal.support import processes
+from shoal.support import processes, shared_warnings
 from shoal.support.system import system
 
 REPORT = struct.Struct("=i")  # first a pid, or an errno with a minus; later an exit code, with a minus for a signal
@@ -53,6 +53,7 @@ class Launcher:
             signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_IGN),  # the caller's end is what counts
         }
         self._own = [requests.fileno(), self._woken, wake]
+        shared_warnings.share()
 
     def serve(self) -> None:
         """Carry out requests until the caller is gone, then end what is left of its workers."""
@@ -116,6 +117,7 @@ class Launcher:
             for fd in (*self._own, self._caller_fd, fds[0], *self._reports.values(), *self._forked):
                 if fd >= 0:
                     os.close(fd)
+            shared_warnings.say_once()
             code = run_letter(*fds[1:])
         except BaseException:
             traceback.print_exc()

@@ -81,8 +81,8 @@ class BatchedMujocoEnv(GroupAdapter):
         reward(now, before, actions) -> rewards, [lanes]; or (rewards, infos), where infos has an array for each key
         done(now) -> whether the episodes are over, [lanes]; left out, they never are
 
-    `now` and `before` have the fields of `MjData` that `fields` and `keep` name, as `now.qpos` and so on. They are to be
-    read only. As in MuJoCo itself, fields that are computed from positions are one substep behind `qpos` after a step.
+    `now` and `before` have the fields of `MjData` that `fields` and `keep` name, as `now.qpos` and so on. Do not write
+    to them. As in MuJoCo itself, fields that are computed from positions are one substep behind `qpos` after a step.
 
     Args:
         model: a `mujoco.MjModel`, the path of an XML file, or XML as a text.
@@ -132,7 +132,8 @@ class BatchedMujocoEnv(GroupAdapter):
                 setattr(self, name, function)
         self.model = _as_model(model)
         self.frame_skip, self.max_episode_steps = int(frame_skip), max_episode_steps
-        self.render_mode, self._render_options, self._renderer = render_mode, dict(render_options or {}), None
+        self.render_mode, self._render_options = render_mode, dict(render_options or {})
+        self._renderer: Any = None
         self._check()
         self.sims = Simulations(self.model, num_envs, min(num_threads or usable_cores(), num_envs))
         if self.randomize is not None:
@@ -260,7 +261,7 @@ class BatchedMujocoEnv(GroupAdapter):
     # ---- calls of the caller -----------------------------------------------------------------------------------
 
     def lane(self, row: int) -> Any:
-        """What stands for one lane in calls of the caller: an object with its `model`, `data`, `np_random`, `render`."""
+        """What stands for one lane in calls of the caller, with its `model`, `data`, `np_random` and `render`."""
         return Lane(self, row)
 
     def lanes_changed(self, rows: Sequence[int]) -> None:
@@ -285,7 +286,7 @@ class BatchedMujocoEnv(GroupAdapter):
     def frame(self, row: int) -> Any:
         """A picture of one lane."""
         if self.render_mode is None:
-            raise BadEnv('render: the envs were made without a render_mode: pass env_kwargs={"render_mode": "rgb_array"}')
+            raise BadEnv('the envs were made without a render_mode: pass env_kwargs={"render_mode": "rgb_array"}')
         if self._renderer is None:
             rendering = require("gymnasium.envs.mujoco.mujoco_rendering", "frames need packages", "mujoco")
             options = {"width": 480, "height": 480, **self._render_options}

@@ -89,17 +89,19 @@ class GymnasiumBatch(BatchedMujocoEnv):
 
 def squares(actions: Array) -> Array:
     """The sum of squares of each row."""
-    return np.square(actions).sum(axis=1)
+    sums: Array = np.square(actions).sum(axis=1)
+    return sums
 
 
 def norms(rows: Array) -> Array:
     """The length of each row; as `numpy.linalg.norm`, which multiplies rows by BLAS."""
     products = np.matmul(rows[:, None, :], rows[:, :, None])
-    return np.sqrt(products[:, 0, 0])
+    found: Array = np.sqrt(products[:, 0, 0])
+    return found
 
 
 def powers(values: Array) -> Array:
-    """The square of each number as `number ** 2` gives it: by C's `pow`, of which the last bit is not that of arrays."""
+    """The square of each number as `number ** 2` gives it: by C's `pow`, whose last bit is not that of arrays."""
     return np.array([value**2 for value in values])
 
 
@@ -108,18 +110,26 @@ def within(low: float, values: Array, high: float) -> Array:
     return (low < values) & (values < high)
 
 
+def place_of(now: States) -> Columns:
+    """Where bodies are in the plane, as infos have it."""
+    place = now.qpos[:, :2]
+    return {"x_position": place[:, 0], "y_position": place[:, 1], "distance_from_origin": norms(place)}
+
+
 class Runner(GymnasiumBatch):
     """What moves along the x axis: HalfCheetah, Hopper, Swimmer and Walker2d."""
 
-    like_keep = ("qpos",)
+    like_keep: Sequence[str] = ("qpos",)
 
-    def moved(self, now: States, before: States, field: str = "qpos") -> Array:
+    def moved(self, now: States, before: States) -> Array:
         """Velocities along the x axis."""
-        return (getattr(now, field)[:, 0] - getattr(before, field)[:, 0]) / self.dt
+        velocity: Array = (now.qpos[:, 0] - before.qpos[:, 0]) / self.dt
+        return velocity
 
     def cost(self, actions: Array) -> Array:
         """What the actions cost."""
-        return self.like._ctrl_cost_weight * squares(actions)
+        cost: Array = self.like._ctrl_cost_weight * squares(actions)
+        return cost
 
     def positions(self, now: States, skipped: int) -> Array:
         """Positions, less the first ones if the observations leave out where the body is."""
@@ -158,8 +168,7 @@ class Swimmer(Runner):
         return forward - cost, False, infos
 
     def begin_infos(self, now: States) -> Columns:
-        place = now.qpos[:, :2]
-        return {"x_position": place[:, 0], "y_position": place[:, 1], "distance_from_origin": norms(place)}
+        return place_of(now)
 
 
 class Upright(Runner):
@@ -207,7 +216,8 @@ class Ant(Runner):
 
     def forces(self, now: States) -> Array:
         """Contact forces, clipped."""
-        return np.clip(now.cfrc_ext, *self.like._contact_force_range)
+        clipped: Array = np.clip(now.cfrc_ext, *self.like._contact_force_range)
+        return clipped
 
     def observe(self, now: States) -> Array:
         parts = [self.positions(now, 2), now.qvel]
@@ -230,7 +240,8 @@ class Ant(Runner):
         }  # fmt: skip
         return forward + survive - (cost + contact), ~healthy & like._terminate_when_unhealthy, infos
 
-    begin_infos = Swimmer.begin_infos
+    def begin_infos(self, now: States) -> Columns:
+        return place_of(now)
 
     @property
     def _main_body(self) -> int:
@@ -239,8 +250,10 @@ class Ant(Runner):
 
 class Humanoid(Runner):
     like_class = "humanoid_v5:HumanoidEnv"
-    like_fields = ("qpos", "qvel", "xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext", "ten_length", "ten_velocity")
-    like_keep = ("xipos",)
+    like_fields: Sequence[str] = (
+        "qpos", "qvel", "xipos", "cinert", "cvel", "qfrc_actuator", "cfrc_ext", "ten_length", "ten_velocity",
+    )  # fmt: skip
+    like_keep: Sequence[str] = ("xipos",)
 
     def observe(self, now: States) -> Array:
         like, count = self.like, len(now.qpos)
@@ -253,7 +266,8 @@ class Humanoid(Runner):
     def center(self, states: States) -> Array:
         """Centers of mass, x and y."""
         masses = self.model.body_mass
-        return (np.einsum("b,nbj->nj", masses, states.xipos) / masses.sum())[:, :2]
+        found: Array = (np.einsum("b,nbj->nj", masses, states.xipos) / masses.sum())[:, :2]
+        return found
 
     def evaluate(self, now: States, before: States, actions: Array) -> tuple[Any, Any, Columns]:
         like = self.like
@@ -271,11 +285,10 @@ class Humanoid(Runner):
         return forward + survive - (cost + contact), ~healthy & like._terminate_when_unhealthy, infos
 
     def begin_infos(self, now: States) -> Columns:
-        place = now.qpos[:, :2]
-        return {
-            "x_position": place[:, 0], "y_position": place[:, 1], "tendon_length": now.ten_length,
-            "tendon_velocity": now.ten_velocity, "distance_from_origin": norms(place),
-        }  # fmt: skip
+        place = dict(place_of(now))
+        distance = place.pop("distance_from_origin")
+        tendons = {"tendon_length": now.ten_length, "tendon_velocity": now.ten_velocity}
+        return {**place, **tendons, "distance_from_origin": distance}
 
 
 class HumanoidStandup(Humanoid):

@@ -30,10 +30,7 @@ Instruction = tuple[Any, ...]  # ("call", name of a function, how often), ("load
 
 CALL, LOAD, STORE = 0, 1, 2  # as in native/simulate.h
 MESSAGE_BYTES = 256
-_TYPES = {"requested": np.uint64, "answered": np.uint64, "done_ns": np.int64, "op": np.uint8, "slots": np.uint8} | {
-    name: np.float64 if name == "reward" or name.endswith("return") else np.int64 if name.endswith("length") else np.uint8
-    for name in ("ended", "run_return", "run_length", *TASK_FRAME_FIELDS)
-}  # fmt: skip
+WORDS = (*TASK_LANE_FIELDS, *TASK_FRAME_FIELDS)  # arrays that a Kernel keeps; none has more than a word for each lane
 
 
 class SimulationError(RuntimeError):
@@ -78,7 +75,7 @@ class Simulations:
 
     def _start(self, threads: int) -> None:
         # A Kernel steps the lanes that were asked and not answered. It keeps books of episodes too, which lie here.
-        lanes = {name: np.zeros(self.count, _TYPES[name]) for name in (*TASK_LANE_FIELDS, *TASK_FRAME_FIELDS)}
+        lanes = {name: np.zeros(self.count, np.uint64) for name in WORDS}
         self._requested, self._task = lanes["requested"], Task(0)
         self._task.number("lanes", self.count)
         for name, array in lanes.items():

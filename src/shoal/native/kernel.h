@@ -62,6 +62,8 @@ typedef struct Kernel {
     int64_t ended;       /* when the last round did */
     Estimate gap;        /* between two rounds */
     _Atomic int64_t helpers_spin_ns; /* how long helpers spin for the next round: decided for all of them */
+    int tries;           /* whether it is tried if rounds are faster where all sleep; for envs that take long */
+    Trials trials;
 } Kernel;
 
 /* Steps a few envs; one that fails is noted, and the others go on. */
@@ -207,7 +209,7 @@ static void kernel_expect(Kernel *self, int64_t began) {
     int spins = atomic_load_explicit(&self->helpers_spin_ns, memory_order_relaxed) > 0;
     if (self->ended > 0) estimate_add(&self->gap, began - self->ended);
     Spin spin = spin_for(self->gap, spins, 0, self->threads, self->threads);
-    int64_t spin_ns = spin.rest_ns == 0 && spin.spin_ns > 0 ? HELPER_SPIN_NS : 0;
+    int64_t spin_ns = self->trials.way == 0 && spin.rest_ns == 0 && spin.spin_ns > 0 ? HELPER_SPIN_NS : 0;
     atomic_store_explicit(&self->helpers_spin_ns, spin_ns, memory_order_relaxed);
 }
 
@@ -231,10 +233,12 @@ static void kernel_round(Kernel *self) {
     for (int i = 0; i < self->threads - 1 && i + 1 < worth; i++) bell_ring(&self->helpers[i].bell, 1);
     kernel_work(self, 0, round);
     int slept;
-    while (bell_wait(&self->done, target, 0, -1, (Spin){0, HELPER_SPIN_NS}, &slept) != BELL_REACHED) {}
+    Spin spin = {0, self->trials.way == 0 ? HELPER_SPIN_NS : 0};
+    while (bell_wait(&self->done, target, 0, -1, spin, &slept) != BELL_REACHED) {}
     int64_t parts = worth < self->threads ? worth : self->threads;
     self->ended = now_ns();
     if (one_step) self->cost_ns += ((self->ended - began) * parts - self->cost_ns) / 4;
+    if (one_step && self->tries) trials_add(&self->trials, self->ended - began);
 }
 
 /* Whether all actions are inside of their bounds, of which there is one for each item of an env's action. */
@@ -372,6 +376,7 @@ static int kernel_init(Kernel *self, PyObject *args, PyObject *Py_UNUSED(kwargs)
                           &failed, &on_failed, &piece))
         return -1;
     if (self->threads < 1) self->threads = 1;
+    self->tries = piece < PIECE_ENVS;
     self->function = (KernelFunction)(uintptr_t)function;
     Py_INCREF(on_failed);
     self->on_failed = on_failed;
