@@ -18,7 +18,9 @@ from typing import Any
 from shoal.compiled import cache, random
 from shoal.compiled.definition import Definition
 from shoal.compiled.fingerprint import fingerprint
+from shoal.compiled.narrow import in_columns
 from shoal.compiled.numba_cpu import Machine, Source, compile_source, explain, explain_env
+from shoal.compiled.single import source as single_source
 from shoal.compiled.template import constants, kernel_source, policy_source
 from shoal.support.optional_dependencies import install
 
@@ -34,20 +36,26 @@ def kernel_address(definition: Definition, debug: bool) -> int:
         raise ImportError(f'backend="compiled" needs Numba: {install("compiled")}')
     functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
     functions["begin_stream"] = random.begin_stream
-    source = Source("kernel", kernel_source(definition, debug), functions, constants(definition), debug)
+    if in_columns(definition) and not debug:
+        text, values = single_source.kernel_source(definition), single_source.constants(definition)
+    else:
+        text, values = kernel_source(definition, debug), constants(definition)
+    source = Source("kernel", text, functions, values, debug, definition if definition.single else None)
     return _address(definition.name, source, lambda error: explain_env(definition, debug, error))
 
 
 def policy_address(definition: Definition, policy: Any, params: Sequence[Any]) -> int:
     """Return the address of the kernel that lets a policy choose the actions of lanes."""
     values = {**constants(definition), **{f"T_param_{i}": param.dtype for i, param in enumerate(params)}}
-    source = Source("policy_kernel", policy_source(definition, params), {"policy": policy}, values, False)
+    single = in_columns(definition)
+    text = single_source.policy_source(definition, params) if single else policy_source(definition, params)
+    source = Source("policy_kernel", text, {"policy": policy}, values, False, definition if single else None)
     return _address(policy.__name__, source, lambda error: explain(definition, policy.__name__, policy, error))
 
 
 def _address(name: str, source: Source, explained: Callable[[Exception], Exception]) -> int:
     """Return the address of compiled source. `name` is for messages and files; `explained` makes errors of Numba's."""
-    key = fingerprint(source.text, source.functions, source.values, source.debug)
+    key = fingerprint(source.text, source.functions, {**source.values, **source.kind}, source.debug)
     path = cache.cache_folder() / f"{name}-{key}.kernel"
     machine = cache.read(path) or _compile_and_keep(name, path, source, explained)
     return int(_engine(machine).get_function_address(machine.symbol))

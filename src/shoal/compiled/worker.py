@@ -15,9 +15,11 @@ import numpy as np
 from shoal import native
 from shoal.compiled import kernels
 from shoal.compiled.definition import Definition, define, find_class
+from shoal.compiled.narrow import PRECISIONS, in_columns, narrow_definition
 from shoal.compiled.plain import PlainEnv
-from shoal.compiled.policy import random_policy
+from shoal.compiled.policy import random_policy, random_policy_within
 from shoal.compiled.random import begin_stream
+from shoal.compiled.single.columns import Columns
 from shoal.compiled.task import Task
 from shoal.compiled.template import wide_type
 from shoal.envs.autoreset import KERNEL_MODES
@@ -27,10 +29,12 @@ from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import Slab
 from shoal.native.layout import TASK_FRAME_FIELDS, TASK_LANE_FIELDS
 from shoal.spaces.leaves import assemble
+from shoal.support.checks import check_choice
 from shoal.support.cores import usable_cores
 from shoal.worker.base import EnvBlock, Stepper, WorkerChannel
 
 STEPPING, RESETTING, OBSERVING, UNKNOWN = 1, 2, 3, 4  # phases, as kernels number them
+MOST_BOUNDS = 64  # of random actions, as numbers in code
 DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe", UNKNOWN: "compiled code"}
 
 
@@ -43,8 +47,12 @@ def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], num_worker
     """
     kwargs = dict(env_kwargs)
     debug = bool(kwargs.pop("debug", os.environ.get("SHOAL_COMPILED_DEBUG", "") not in ("", "0")))
+    precision = kwargs.pop("precision", "double")
+    check_choice("precision", precision, PRECISIONS)
     env_class = find_class(env)
     definition = define(env_class, kwargs)
+    if precision == "single":
+        definition = narrow_definition(definition)
     function = env_class.__shoal_kernel__(definition, debug)
     return CompiledEnvs(definition, num_envs, function, num_workers or usable_cores(), debug)
 
@@ -66,9 +74,10 @@ class CompiledEnvs:
         self.together, self.resets_alone = self.group_size > 1, self.group_size == 1
         self.lane_names = list(range(self.group_size)) if self.together else None
         self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
-        self.states = definition.new_states(num_envs).view(np.recarray)
+        self.states: Any = definition.new_states(num_envs).view(np.recarray)
+        if not debug and in_columns(definition):
+            self.states = Columns(definition, num_envs)
         self.fields = (*(definition.dtype.names or ()), "state")  # what each env has for itself
-        self._bytes = np.asarray(self.states).view(np.uint8).reshape(num_envs, -1)
         self.seeds = np.frombuffer(secrets.token_bytes(8 * num_envs), np.uint64).copy()
         self.episodes = np.full(num_envs, -1, np.int64)
         self.rngs = np.zeros((num_envs, 1), np.uint64)
@@ -121,7 +130,7 @@ class CompiledEnvs:
 
     def _save(self, env: int) -> dict[str, Any]:
         return {
-            "state": self._bytes[env].copy(), "rng": self.rngs[env].copy(), "seed": self.seeds[env : env + 1].copy(),
+            "state": np.frombuffer(self.states[env].tobytes(), np.uint8).copy(), "rng": self.rngs[env].copy(), "seed": self.seeds[env : env + 1].copy(),
             "episode": self.episodes[env : env + 1].copy(),
         }  # fmt: skip
 
@@ -133,7 +142,8 @@ class CompiledEnvs:
                 continue
             if _kinds(state) != _kinds(self._save(env)):
                 raise DataError('the state was not saved by backend="compiled", and cannot be loaded by it')
-            self._bytes[env], self.rngs[env] = state["state"], state["rng"]
+            self.states[env] = np.frombuffer(state["state"].tobytes(), self.definition.dtype)[0]
+            self.rngs[env] = state["rng"]
             self.seeds[env], self.episodes[env] = state["seed"][0], state["episode"][0]
 
     def close(self) -> None:
@@ -181,7 +191,7 @@ class KernelStepper(Stepper):
         self._saved_states = np.zeros((kept, definition.dtype.itemsize), np.uint8)
         self._saved_rngs = np.zeros((kept, 1), np.uint64)
         for name, array in (
-            ("states", envs.states), ("seeds", envs.seeds), ("episodes", envs.episodes), ("rngs", envs.rngs),
+            ("states", getattr(envs.states, "addresses", envs.states)), ("seeds", envs.seeds), ("episodes", envs.episodes), ("rngs", envs.rngs),
             ("failed", self._failed), ("saved_states", self._saved_states), ("saved_rngs", self._saved_rngs),
         ):  # fmt: skip
             task.array(name, array)
@@ -206,7 +216,9 @@ class KernelStepper(Stepper):
         if policy == "random":
             if len(self._definition.action_leaves) != 1:
                 return False
-            policy, params = random_policy(self._definition.action_leaves[0])
+            leaf = self._definition.action_leaves[0]
+            within = in_columns(self._definition) and np.prod(leaf.shape) <= MOST_BOUNDS
+            policy, params = (random_policy_within(leaf), ()) if within else random_policy(leaf)
         if self.kernel is None or not kernels.available():
             return False
         key = (policy, *((param.dtype, param.shape) for param in params))

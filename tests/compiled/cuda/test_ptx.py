@@ -11,8 +11,9 @@ import pytest
 from compiled.envs import ALL
 from shoal.compiled import library
 from shoal.compiled.cuda.build import build, driver, simulated
-from shoal.compiled.cuda.source import KernelKind, arguments, length_type, narrow
+from shoal.compiled.cuda.source import KernelKind, arguments, length_type
 from shoal.compiled.definition import Definition, define
+from shoal.compiled.narrow import narrow
 from shoal.compiled.policy import random_policy
 from shoal.compiled.template import action_shape, row_shape
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled import random
-from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds, narrow
-from shoal.compiled.definition import Definition
+from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds
+from shoal.compiled.definition import Definition, single_versions
+from shoal.compiled.narrow import narrow, narrow_constant
 from shoal.compiled.numba_cpu import explain_env
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
@@ -67,7 +68,7 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
     if policy is not None:
         functions["policy"] = policy
     options = {"debug": True, "opt": False} if debug else {}
-    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), *[_narrow_constant] * single)
+    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), *[narrow_constant] * single)
     names = {**constants(definition, dtype), **{name: rebuild(one) for name, one in functions.items()}}
     names.update(cuda=cuda, T_NUMBER=np.float32 if single else np.float64)
     if simulated():
@@ -90,21 +91,10 @@ def explained(definition: Definition, error: Exception) -> Exception:
     return BadEnv(text if text.startswith(definition.name) else f"{definition.name} on a GPU: {text}")
 
 
-def _narrow_constant(value: Any) -> Any:
-    """Make floats of 32 bits, so that arithmetic with them has no more: Python's own floats have 64."""
-    if isinstance(value, float):  # numpy's float64 is one too
-        return np.float32(value)
-    if isinstance(value, np.ndarray) and value.dtype == np.float64:
-        return value.astype(np.float32)
-    if isinstance(value, tuple):
-        return tuple(_narrow_constant(one) for one in value)
-    return value
-
-
 def _versions(single: bool) -> Any:
     # The simulator runs plain Python, where integers do not wrap around.
     versions = {one: one for one in random.VERSIONS} if simulated() else random.VERSIONS
-    return {**versions, random.uniform: _uniform_single} if single else versions
+    return {**versions, random.uniform: _uniform_single, **single_versions} if single else versions
 
 
 SHIFT_40, UNIT_24 = np.uint64(40), np.float32(2.0**-24)

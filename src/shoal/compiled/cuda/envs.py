@@ -16,8 +16,9 @@ from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, check, driver, explained, simulated
 from shoal.compiled.cuda.memory import Array, CudaOptions, DeviceMemory, DeviceRollout
-from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments, narrow
+from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments
 from shoal.compiled.definition import define, find_class
+from shoal.compiled.narrow import narrow
 from shoal.compiled.policy import is_policy, random_policy
 from shoal.compiled.template import wide_type
 from shoal.errors import BadAction, BadCall

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, Graphs, Streams
 from shoal.compiled.cuda.build import driver, simulated
-from shoal.compiled.cuda.source import has_columns, length_type, narrow
+from shoal.compiled.cuda.source import length_type
 from shoal.compiled.definition import Definition
+from shoal.compiled.narrow import has_columns, narrow
 from shoal.compiled.template import action_shape, row_shape
 from shoal.envs.autoreset import KERNEL_MODES
 from shoal.errors import BadCall, PoolClosed

@@ -8,14 +8,24 @@ that are the same for all envs are arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dis import get_instructions
 from typing import Any
 
 import numpy as np
 
 from shoal.compiled.definition import Definition, cleared_bytes
+from shoal.compiled.narrow import has_columns
 from shoal.compiled.policy import STREAM
-from shoal.compiled.template import call_lines, fill, indented, loops, observe_lines, policy_call, take_lines, wide_type
+from shoal.compiled.template import (
+    call_lines,
+    fill,
+    indented,
+    loops,
+    observe_lines,
+    policy_call,
+    take_lines,
+    uses_chance,
+    wide_type,
+)
 from shoal.spaces.leaves import Leaf
 
 BLOCK = 128  # threads of a block
@@ -79,12 +89,6 @@ if fresh:
 """
 
 
-def has_columns(definition: Definition) -> bool:
-    """Say whether each field of a state has an array of its own: not if some are arrays, which threads index."""
-    names = definition.dtype.names or ()
-    return all(definition.dtype[name].shape == () for name in names) and len(names) <= 32
-
-
 def launch_bounds(definition: Definition) -> tuple[int, ...]:
     """Return the threads of a block and, for kernels that mostly wait for memory, how many blocks run at once."""
     small = has_columns(definition) and len(definition.dtype.names or ()) <= 16
@@ -95,14 +99,6 @@ def length_type(definition: Definition, mode: str) -> type[np.signedinteger[Any]
     """Return the type of an episode's number of steps: small, because each step reads and writes it."""
     limit = definition.max_episode_steps
     return np.int16 if limit is not None and limit < 2**15 - 1 and mode != "disabled" else np.int32
-
-
-def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same type with floats of 32 bits."""
-    if dtype.fields:
-        fields = [(name, narrow(dtype[name].base), dtype[name].shape) for name in dtype.fields]
-        return np.dtype(fields, align=True)
-    return np.dtype(np.float32) if dtype == np.float64 else dtype
 
 
 def arguments(definition: Definition, kind: KernelKind) -> list[str]:
@@ -162,15 +158,6 @@ def kernel_source(definition: Definition, kind: KernelKind) -> str:
         "store": store,
     }
     return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
-
-
-def uses_chance(definition: Definition) -> bool:
-    """Say whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
-    code = definition.step.__code__
-    name = code.co_varnames[code.co_argcount - 1]
-    loaded = [one.argval for one in get_instructions(code)]
-    # Some instructions load two at once.
-    return name in code.co_cellvars or any(name in one if isinstance(one, tuple) else one == name for one in loaded)
 
 
 def _begin_lines(definition: Definition) -> list[str]:
