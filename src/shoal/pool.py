@@ -208,6 +208,11 @@ class Pool(LaneCalls):
             self._check_usable()
             return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed, out)
 
+    @property
+    def precision(self) -> str:
+        """The precision that the envs calculate in: "single" where backend="compiled" was told so, else "double"."""
+        return self._scheduler.precision
+
     def last_answer(self) -> Batch:
         """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""
         with self.turn:

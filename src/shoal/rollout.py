@@ -38,8 +38,9 @@ class _Record:
             raise self._other_out()
         for array in (self.finals or []) if out is not None else []:
             array.fill(0)
-        self.reward, self.episode_return = self._flat("reward", np.float64), self._flat("episode_return", np.float64)
-        self.episode_length = self._flat("episode_length", np.int64)
+        real, whole = (np.float32, np.int32) if pool.precision == "single" else (np.float64, np.int64)
+        self.reward, self.episode_return = self._flat("reward", real), self._flat("episode_return", real)
+        self.episode_length = self._flat("episode_length", whole)
         self.terminated, self.truncated = self._flat("terminated", np.bool_), self._flat("truncated", np.bool_)
         self.began = self._array("began", (), (steps + 1, self.lanes), np.dtype(np.bool_))
 
@@ -101,14 +102,16 @@ class _Record:
 
 def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, out: Rollout | None = None) -> Rollout:
     """See Pool.rollout."""
+    from shoal.compiled.mlp import Mlp
     from shoal.compiled.policy import act_on_lanes, is_policy, random_policy, streams
+    from shoal.compiled.policy import policy as compiled_policy
 
     if RULES[pool.autoreset].user_resets:
         raise BadCall(
             'rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"'
         )
     random = isinstance(policy, str) and policy == "random"
-    if not random and not callable(policy):
+    if not random and not callable(policy) and not is_policy(policy):
         raise BadCall(f'rollout: expected a policy(obs) -> actions, a compiled.policy or "random", found {policy!r}')
     given = [np.ascontiguousarray(np.atleast_1d(param)) for param in params]
     if given and not is_policy(policy):
@@ -121,6 +124,8 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
         rngs = streams(secrets.randbits(62) if seed is None else int(seed), pool.num_envs)
         if pool.roll_at_once(record, policy, given, rngs):
             return record.finish()
+    if isinstance(policy, Mlp):
+        policy = compiled_policy(policy.function(record.obs_leaves, record.action_leaves, given))
     for t in range(steps):
         chosen = [array[t] for array in record.actions]
         if random:

@@ -168,6 +168,10 @@ class Backend(ABC):
         """Workers that ended without being asked to, until they are removed."""
         return ()
 
+    def precision(self, inline: Any) -> str:
+        """Say in which precision the envs calculate, where Shoal knows: "double" or "single"."""
+        return "double"
+
     def roll_out(self, inline: Any, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a whole rollout at once; False where the caller must step by itself."""
         return False

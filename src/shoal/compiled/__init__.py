@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from shoal.compiled.definition import Env, function
 from shoal.compiled.library_env import from_library, include_folder
+from shoal.compiled.mlp import Mlp
 from shoal.compiled.plain import as_gymnasium
 from shoal.compiled.policy import policy
 from shoal.compiled.random import choice, integer, normal, uniform
 
 __all__ = [
-    "Env", "as_gymnasium", "choice", "from_library", "function", "include_folder", "integer", "normal", "policy",
+    "Env", "Mlp", "as_gymnasium", "choice", "from_library", "function", "include_folder", "integer", "normal", "policy",
     "uniform",
 ]  # fmt: skip

@@ -28,6 +28,9 @@ class CompiledBackend(BatchedBackend):
         envs = make_envs(env, num_envs, kwargs, num_workers)
         return lambda: envs
 
+    def precision(self, inline: Any) -> str:
+        return "single" if inline.stepper.single else "double"
+
     def roll_out(self, inline: Any, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         return inline.stepper.roll_out(record, policy, params, rngs)  # type: ignore[no-any-return]
 

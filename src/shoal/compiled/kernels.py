@@ -18,9 +18,11 @@ from typing import Any
 from shoal.compiled import cache, random
 from shoal.compiled.definition import Definition
 from shoal.compiled.fingerprint import fingerprint
+from shoal.compiled.mlp import Mlp
 from shoal.compiled.narrow import in_columns
 from shoal.compiled.numba_cpu import Machine, Source, compile_source, explain, explain_env
 from shoal.compiled.single import source as single_source
+from shoal.compiled.single.rollout_source import rollout_source, widest_layer
 from shoal.compiled.template import constants, kernel_source, policy_source
 from shoal.support.optional_dependencies import install
 
@@ -47,10 +49,22 @@ def kernel_address(definition: Definition, debug: bool) -> int:
 def policy_address(definition: Definition, policy: Any, params: Sequence[Any]) -> int:
     """Return the address of the kernel that lets a policy choose the actions of lanes."""
     values = {**constants(definition), **{f"T_param_{i}": param.dtype for i, param in enumerate(params)}}
-    single = in_columns(definition)
-    text = single_source.policy_source(definition, params) if single else policy_source(definition, params)
-    source = Source("policy_kernel", text, {"policy": policy}, values, False, definition if single else None)
+    source = Source("policy_kernel", policy_source(definition, params), {"policy": policy}, values, False)
     return _address(policy.__name__, source, lambda error: explain(definition, policy.__name__, policy, error))
+
+
+def rollout_address(definition: Definition, policy: Any, params: Sequence[Any]) -> int:
+    """Return the address of the kernel that makes whole rollouts of a class in single precision (`in_columns`)."""
+    functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
+    functions["begin_stream"] = random.begin_stream
+    name = type(policy).__name__
+    if not isinstance(policy, Mlp):
+        functions["policy"], name = policy, policy.__name__
+    types = {f"T_param_{i}": param.dtype for i, param in enumerate(params)}
+    values = {**single_source.constants(definition), **types, "WIDEST": widest_layer(definition, policy, params)}
+    text = rollout_source(definition, policy, params)
+    source = Source("rollout_kernel", text, functions, values, False, definition)
+    return _address(f"{definition.name}-{name}", source, lambda error: explain(definition, name, policy, error))
 
 
 def _address(name: str, source: Source, explained: Callable[[Exception], Exception]) -> int:

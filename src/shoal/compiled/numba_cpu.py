@@ -82,7 +82,7 @@ def compile_source(source: Source) -> Machine:
         from shoal.compiled.single.build import local_names, rebuilder
 
         rebuild = rebuilder(source.debug)
-        names.update(local_names(source.single, source.entry))
+        names.update(local_names(source.single, source.entry, source.values.get("WIDEST", 0)))
     names.update((name, rebuild(one)) for name, one in source.functions.items())
     exec(compile(source.text, f"<shoal {source.entry}>", "exec"), names)
     function = jit(False)(names[source.entry])  # its own indices need no checks

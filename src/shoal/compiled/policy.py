@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.compiled.definition import function
+from shoal.compiled.mlp import Mlp
 from shoal.compiled.random import begin_stream_64, integer, normal, uniform
 from shoal.spaces.leaves import Leaf
 
@@ -34,8 +35,8 @@ def policy(choose: F) -> F:
 
 
 def is_policy(value: Any) -> bool:
-    """Say whether this function was marked by `policy`."""
-    return inspect.isfunction(value) and value in _policies
+    """Say whether this is an MLP, or a function that was marked by `policy`."""
+    return isinstance(value, Mlp) or (inspect.isfunction(value) and value in _policies)
 
 
 def streams(seed: int, lanes: int) -> npt.NDArray[np.uint64]:

@@ -15,6 +15,7 @@ import numpy as np
 from shoal import native
 from shoal.compiled import kernels
 from shoal.compiled.definition import Definition, define, find_class
+from shoal.compiled.mlp import Mlp
 from shoal.compiled.narrow import PRECISIONS, in_columns, narrow_definition
 from shoal.compiled.plain import PlainEnv
 from shoal.compiled.policy import random_policy, random_policy_within
@@ -35,6 +36,7 @@ from shoal.worker.base import EnvBlock, Stepper, WorkerChannel
 
 STEPPING, RESETTING, OBSERVING, UNKNOWN = 1, 2, 3, 4  # phases, as kernels number them
 MOST_BOUNDS = 64  # of random actions, as numbers in code
+STREAMED = 4 << 20  # bytes of observations from which on a rollout is written past the caches
 DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe", UNKNOWN: "compiled code"}
 
 
@@ -155,6 +157,7 @@ class KernelStepper(Stepper):
 
     Attributes:
         kernel: the core's Kernel, for a full batch in one call; None if Python must look at each answer.
+        single: whether envs calculate in single precision.
     """
 
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
@@ -163,7 +166,8 @@ class KernelStepper(Stepper):
         self._definition, self._agents = self._envs.definition, self._envs.group_size
         self._lane = {name: slab.array("slot" if name == "slots" else name) for name in TASK_LANE_FIELDS}
         self._failed = np.zeros(self._envs.num_envs, np.uint8)
-        self._rolling = False
+        self._rolling, self._columns = False, isinstance(self._envs.states, Columns)
+        self.single = self._definition.single
         self._policies: dict[Any, int] = {}  # the addresses of those that were compiled for rollouts
         self._task = self._fill_task(slab)
         self._core = native.Kernel(
@@ -217,17 +221,22 @@ class KernelStepper(Stepper):
             if len(self._definition.action_leaves) != 1:
                 return False
             leaf = self._definition.action_leaves[0]
-            within = in_columns(self._definition) and np.prod(leaf.shape) <= MOST_BOUNDS
+            within = self._columns and np.prod(leaf.shape) <= MOST_BOUNDS
             policy, params = (random_policy_within(leaf), ()) if within else random_policy(leaf)
         if self.kernel is None or not kernels.available():
             return False
+        if isinstance(policy, Mlp) and not self._columns:
+            policy = policy.function(self._definition.obs_leaves, self._definition.action_leaves, params)
         key = (policy, *((param.dtype, param.shape) for param in params))
         if key not in self._policies:  # a look into the cache on disk takes longer than many rollouts
-            self._policies[key] = kernels.policy_address(self._definition, policy, params)
+            compiler = kernels.rollout_address if self._columns else kernels.policy_address
+            self._policies[key] = compiler(self._definition, policy, params)
         task = self._task.copy((rngs, *params))
         task.number("frames", record.steps + 1)
+        task.number("streams", sum(array.nbytes for array in record.obs) > STREAMED)
         late = {name: getattr(record, name) for name in TASK_FRAME_FIELDS if name not in ("began", "status")}
-        late["status"] = np.zeros((record.steps, record.lanes), np.uint8)
+        if not self._columns:
+            late["status"] = np.zeros((record.steps, record.lanes), np.uint8)
         late.update({f"final.{i}": array for i, array in enumerate(record.finals or ())})
         for name, array in late.items():
             task.array(name, array, offset=-array.strides[0])
@@ -237,7 +246,7 @@ class KernelStepper(Stepper):
                 task.array(f"{kind}.{i}", array)
         self._rolling = True
         try:
-            row_bytes = tuple(array.strides[0] for array in record.actions)
+            row_bytes = () if self._columns else tuple(array.strides[0] for array in record.actions)
             self._core.rollout(task.table, self._policies[key], record.steps, row_bytes)
         finally:
             self._rolling = False

@@ -411,6 +411,12 @@ class Scheduler:
 
     # ---- rollouts --------------------------------------------------------------------------------------------
 
+    @property
+    def precision(self) -> str:
+        """See Pool.precision."""
+        workers = self.table.workers
+        return str(workers.backend.precision(workers.inline))
+
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Let the backend fill the record of a rollout without Python; False where it cannot.
 

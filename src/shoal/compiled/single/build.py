@@ -11,10 +11,11 @@ from shoal.compiled.definition import Definition, single_versions
 from shoal.compiled.narrow import narrow_constant
 from shoal.compiled.random import VERSIONS
 from shoal.compiled.rebuild import Rebuilder
-from shoal.compiled.single import source
+from shoal.compiled.single import math32, rollout_source, source
 from shoal.compiled.single.arithmetic import compiler_class, operators
-from shoal.compiled.single.functions import versions
+from shoal.compiled.single.functions import gumbel, relu, versions
 from shoal.compiled.single.intrinsics import OPTIONS, Scopes, local_array, local_record
+from shoal.compiled.single.memory import copy, fence, keep, room
 from shoal.compiled.template import row_shape, wide_type
 
 
@@ -27,28 +28,30 @@ def rebuilder(debug: bool) -> Rebuilder:
     return Rebuilder(numba.njit(**options), rebuilt, narrow_constant, given)
 
 
-def local_names(definition: Definition, entry: str) -> dict[str, Any]:
-    """Return the functions of the text with this entry that Numba has to make, by name."""
-    scopes = Scopes()
-    if entry == "policy_kernel":
-        names = {"local_rng": local_array((1,), np.dtype(np.uint64))}
-        for name, dtype in source.policy_arrays(definition).items():
-            names.update(scopes.accessors(name, dtype))
-        for i, leaf in enumerate(definition.obs_leaves):
-            names[f"local_obs_{i}"] = local_array(row_shape(leaf, 1), leaf.dtype)
-        for i, leaf in enumerate(definition.action_leaves):
-            names[f"local_choice_{i}"] = local_array(row_shape(leaf, 1), leaf.dtype)
-        return names
+def local_names(definition: Definition, entry: str, widest: int) -> dict[str, Any]:
+    """Return the functions of the text with this entry that Numba has to make, by name.
+
+    Args:
+        widest: the width of a network's widest layer, for a rollout with one.
+    """
+    scopes, rolls = Scopes(), entry == "rollout_kernel"
     names = {
         "local_state": local_record(definition.dtype),
         "local_rng": local_array((1,), np.dtype(np.uint64)),
-        "list_of_lanes": local_array((source.BLOCK,), np.dtype(np.int64)),
-    }
-    for name, dtype in source.arrays(definition).items():
+        "list_of_lanes": local_array((max(source.BLOCK, rollout_source.LANES),), np.dtype(np.int64)),
+        "copy": copy, "keep": keep, "fence": fence,
+    }  # fmt: skip
+    arrays = rollout_source.arrays(definition, widest) if rolls else source.arrays(definition)
+    for name, dtype in {**arrays, "episodes_next": np.dtype(np.int64)}.items():
         names.update(scopes.accessors(name, dtype))
-    names.update(scopes.accessors("episodes_next", np.dtype(np.int64)))
     for i, leaf in enumerate(definition.obs_leaves):
         names[f"local_obs_{i}"] = local_array(row_shape(leaf, 1), leaf.dtype)
     for i, leaf in enumerate(definition.action_leaves):
         names[f"local_action_{i}"] = local_array(leaf.shape or (1,), wide_type(leaf, True))
+        names[f"local_choice_{i}"] = local_array(row_shape(leaf, 1), leaf.dtype)
+    if rolls:
+        names.update(fma=math32.fma, tanh=math32.tanh, relu=relu, gumbel=gumbel)
+        sizes = rollout_source.room_sizes(definition, widest)
+        for name, dtype in rollout_source.rooms(definition, widest).items():
+            names[f"room_{name}"] = room(rollout_source.LANES * sizes[name] * dtype.itemsize)
     return names

@@ -7,14 +7,13 @@ many lanes as fit. Resets are few, so the lanes that need one are listed, and on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal.compiled.definition import Definition
-from shoal.compiled.task import extras_place, place_of
-from shoal.compiled.template import HEAD, INDICES, TYPES, call_lines, fill, indented, loops, nested, policy_call, row_shape, uses_chance, wide_type
+from shoal.compiled.task import place_of
+from shoal.compiled.template import HEAD, INDICES, TYPES, call_lines, fill, indented, loops, nested, row_shape, uses_chance, wide_type
 from shoal.memory.messages import STATUS_FINAL
 from shoal.native import AUTORESET
 from shoal.native.layout import MARK_BEGINS, TALLY, TASK_FRAME_FIELDS
@@ -74,7 +73,7 @@ def constants(definition: Definition) -> dict[str, Any]:
     return {
         "np": np, "BLOCK": BLOCK, "NEXT_STEP": AUTORESET["next_step"], "SAME_STEP": AUTORESET["same_step"],
         "FINAL": STATUS_FINAL, "BEGINS": np.uint8(MARK_BEGINS), "MARK_FINAL": np.uint8(STATUS_FINAL),
-        "NO_MARK": np.uint8(0), "LIMIT": definition.max_episode_steps or 0,
+        "NO_MARK": np.uint8(0), "LANES": 128, "LIMIT": definition.max_episode_steps or 0,
         **{name.upper(): i for i, name in enumerate(TALLY)},
         **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
         **{f"T_given_{i}": wide_type(leaf, True).type for i, leaf in enumerate(definition.action_leaves)},
@@ -84,19 +83,20 @@ def constants(definition: Definition) -> dict[str, Any]:
 def arrays(definition: Definition) -> dict[str, np.dtype[Any]]:
     """Return the types of all arrays that the kernel reads and writes, by name. Flags are bytes."""
     found = {name: np.dtype(code.replace("b1", "u1")) for name, code in {**TYPES, **COLUMNS}.items()}
-    found.update({f"field_{name}": _stored(dtype) for name, dtype in field_columns(definition).items()})
+    found.update({f"field_{name}": stored(dtype) for name, dtype in field_columns(definition).items()})
     for kind, leaves in (("obs", definition.obs_leaves), ("action", definition.action_leaves)):
-        found.update({f"{kind}_{i}": _stored(leaf.dtype) for i, leaf in enumerate(leaves)})
-    found.update({f"final_{i}": _stored(leaf.dtype) for i, leaf in enumerate(definition.obs_leaves)})
+        found.update({f"{kind}_{i}": stored(leaf.dtype) for i, leaf in enumerate(leaves)})
+    found.update({f"final_{i}": stored(leaf.dtype) for i, leaf in enumerate(definition.obs_leaves)})
     return found
 
 
-def _places(shape: tuple[int, ...]) -> list[str]:
+def places(shape: tuple[int, ...]) -> list[str]:
     """Return the indices of all elements, in order."""
     return [", ".join(map(str, place)) for place in np.ndindex(*shape)]
 
 
-def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type in which numbers lie in memory: flags are bytes."""
     return np.dtype(np.uint8) if dtype.kind == "b" else dtype
 
 
@@ -115,9 +115,9 @@ def kernel_source(definition: Definition) -> str:
         "step_next": _step_lines(definition, keeps, "next"),
         "step_same": _step_lines(definition, keeps, "same"),
         "load": load_lines(definition),
-        "observe": _observe_lines(definition, "obs"),
-        "observe_final": _observe_lines(definition, "final"),
-        "reset": _reset_lines(definition, keeps),
+        "observe": observe_lines(definition, "obs", "env"),
+        "observe_final": observe_lines(definition, "final", "env"),
+        "reset": reset_lines(definition, keeps),
     }
     return fill("\n".join([HEAD.format("kernel"), *indented(lines)]) + PASSES, parts)
 
@@ -158,27 +158,31 @@ def store_lines(definition: Definition) -> list[str]:
     return [f"set_field_{name}(field_{name}_at, env, state.{name})" for name in names]
 
 
-def _take_lines(definition: Definition) -> list[str]:
-    """Read the action of a lane."""
+def _take_lines(definition: Definition, where: str, row: str) -> list[str]:
+    """Read the action of a lane from a row of the arrays that begin with `where`."""
     lines = []
     for i, leaf in enumerate(definition.action_leaves):
+        get = f"get_{where}_{i}({where}_{i}_at, {row}"
         if leaf.shape:
             size = int(np.prod(leaf.shape))
             lines.append(f"given_{i} = local_action_{i}()")
-            for k, place in enumerate(_places(leaf.shape)):
-                lines.append(f"given_{i}[{place}] = get_action_{i}(action_{i}_at, env * {size} + {k})")
+            lines += [f"given_{i}[{place}] = {get} * {size} + {k})" for k, place in enumerate(places(leaf.shape))]
         else:
-            lines.append(f"given_{i} = T_given_{i}(get_action_{i}(action_{i}_at, env))")
+            lines.append(f"given_{i} = T_given_{i}({get}))")
     return lines
+
+
+def step_call_lines(definition: Definition, keeps: bool, where: str, row: str) -> list[str]:
+    """Let a lane make its step, unless it begins an episode; the results are `gain` and `ends`."""
+    lines = [*load_lines(definition), *_take_lines(definition, where, row), "rng = local_rng()"]
+    lines += ["rng[0] = get_rngs(rngs_at, env)"] * keeps
+    call = call_lines(definition, "gain", "np.float32")
+    return [*lines, "gain, ends = np.float32(0), False", "if not begins:", *indented(call)]
 
 
 def _step_lines(definition: Definition, keeps: bool, rule: str) -> list[str]:
     begins = "by_next & (get_ended(ended_at, env) != 0)" if rule == "next" else "False"
-    lines = [f"begins = {begins}", *load_lines(definition), *_take_lines(definition), "rng = local_rng()"]
-    if keeps:
-        lines.append("rng[0] = get_rngs(rngs_at, env)")
-    lines += ["gain, ends = np.float32(0), False", "if not begins:"]
-    lines += indented(call_lines(definition, "gain", "np.float32"))
+    lines = [f"begins = {begins}", *step_call_lines(definition, keeps, "action", "env")]
     lines += [*store_lines(definition), *["set_rngs(rngs_at, env, rng[0])"] * keeps]
     lines += ["set_reward(reward_at, env, np.float64(gain))", "set_terminated(terminated_at, env, np.uint8(ends))"]
     if rule == "same":
@@ -187,7 +191,8 @@ def _step_lines(definition: Definition, keeps: bool, rule: str) -> list[str]:
     return [*lines, "set_status(status_at, env, BEGINS if begins else NO_MARK)"]
 
 
-def _reset_lines(definition: Definition, keeps: bool) -> list[str]:
+def reset_lines(definition: Definition, keeps: bool) -> list[str]:
+    """Let a lane begin its next episode."""
     return [
         *load_lines(definition, params_only=True),
         "episode = get_episodes(episodes_at, env) + 1",
@@ -200,61 +205,19 @@ def _reset_lines(definition: Definition, keeps: bool) -> list[str]:
     ]
 
 
-def _observe_lines(definition: Definition, kind: str) -> list[str]:
+def observe_lines(definition: Definition, kind: str, row: str) -> list[str]:
+    """Write the observation of a lane into a row of the arrays that begin with `kind`."""
     lines, after = [], []
     for i, leaf in enumerate(definition.obs_leaves):
         shape = row_shape(leaf, 1)
         size = int(np.prod(shape))
         if is_small(definition):
             lines.append(f"seen_{i} = local_obs_{i}()")
-            for k, index in enumerate(_places(shape)):
-                after.append(f"set_{kind}_{i}({kind}_{i}_at, env * {size} + {k}, seen_{i}[{index}])")
+            for k, index in enumerate(places(shape)):
+                after.append(f"set_{kind}_{i}({kind}_{i}_at, {row} * {size} + {k}, seen_{i}[{index}])")
         else:
-            place = f"{kind}_{i}_at + env * {size * leaf.dtype.itemsize}"
+            place = f"{kind}_{i}_at + {row} * {size * leaf.dtype.itemsize}"
             lines.append(f"seen_{i} = array_at({place}, {shape}, T_obs_{i})")
         lines += loops(shape, f"seen_{i}[{INDICES}] = 0")
     seen = nested([f"seen_{i}" for i, _ in enumerate(definition.obs_leaves)], definition.nested_obs)
     return [*lines, f"observe(state, {seen})", *after]
-
-
-def policy_arrays(definition: Definition) -> dict[str, np.dtype[Any]]:
-    """Return the types of the arrays that `policy_kernel` reads and writes, by name."""
-    found = {"rngs": np.dtype(np.uint64)}
-    for kind, leaves in (("obs", definition.obs_leaves), ("action", definition.action_leaves)):
-        found.update({f"{kind}_{i}": _stored(leaf.dtype) for i, leaf in enumerate(leaves)})
-    return found
-
-
-def policy_source(definition: Definition, params: Sequence[Any]) -> str:
-    """Write the source of `policy_kernel`, see template.policy_source: a loop of vector code, if the policy allows."""
-    behind = extras_place(max(len(definition.obs_leaves), len(definition.action_leaves)))
-    lines = [
-        "task = array_at(address, (1024,), np.int64)",
-        f"first = task[{place_of('slot')}] * task[{place_of('lanes')}]",
-        f"rngs_at = task[{behind}]",
-    ]
-    for i, param in enumerate(params):
-        lines.append(f"param_{i} = array_at(task[{behind + 1 + i}], {tuple(param.shape)}, T_param_{i})")
-    body, after = ["rng = local_rng()", "rng[0] = get_rngs(rngs_at, lane)"], ["set_rngs(rngs_at, lane, rng[0])"]
-    for i, leaf in enumerate(definition.obs_leaves):
-        shape = row_shape(leaf, 1)
-        size, at = int(np.prod(shape)), f"obs_{i}_at"
-        lines.append(f"{at} = task[{place_of(f'obs.{i}')}] + first * {size * leaf.dtype.itemsize}")
-        if is_small(definition):
-            body.append(f"seen_{i} = local_obs_{i}()")
-            for k, place in enumerate(_places(shape)):
-                body.append(f"seen_{i}[{place}] = get_obs_{i}({at}, lane * {size} + {k})")
-        else:
-            body.append(f"seen_{i} = array_at({at} + lane * {size * leaf.dtype.itemsize}, {shape}, T_obs_{i})")
-    for i, leaf in enumerate(definition.action_leaves):
-        shape = row_shape(leaf, 1)
-        lines.append(f"action_{i}_at = task[{place_of(f'action.{i}')}]")
-        body.append(f"chosen_{i} = local_choice_{i}()")
-        for k, place in enumerate(_places(shape)):
-            body.append(f"chosen_{i}[{place}] = 0")
-            after.append(f"set_action_{i}(action_{i}_at, lane * {int(np.prod(shape))} + {k}, chosen_{i}[{place}])")
-    seen, chosen = ([f"{one}_{i}" for i, _ in enumerate(leaves)] for one, leaves in (
-        ("seen", definition.obs_leaves), ("chosen", definition.action_leaves)))  # fmt: skip
-    call = policy_call(definition, seen, chosen, "rng", [f"param_{i}" for i, _ in enumerate(params)])
-    lines += ["for lane in range(start, stop):", *indented([*body, call, *after])]
-    return "\n".join([HEAD.format("policy_kernel"), *indented(lines)])
