@@ -18,8 +18,7 @@ from shoal.compiled.random import uniform
 from shoal.errors import BadCall
 from shoal.spaces.leaves import Leaf
 
-ACTIVATIONS = ("tanh", "relu")
-TILE = 4  # outputs, and inputs, that are taken together: their weights fill half of the registers
+ACTIVATIONS = ("tanh", "relu")  # in the order of the numbers in single.dense
 SMALLEST = 1e-30  # in place of 0 under a logarithm
 
 
@@ -100,42 +99,11 @@ class Mlp:
             value = f"np.float32(get_now_obs_0(now_obs_0_at, lane * {size} + {i}))"
             lines.append(f"    set_units_0(units_0_at, {i} * LANES + lane, {value})")
         for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
-            last = layer == len(widths) - 2
-            lines += self._layer_lines(layer, inputs, outputs, "" if last else self.activation)
+            units, after = f"units_{layer % 2}_at", f"units_{(layer + 1) % 2}_at"
+            lines.append(f"dense({units}, {after}, param_{2 * layer}_at, param_{2 * layer + 1}_at, {inputs}, {outputs})")
+            if layer < len(widths) - 2:
+                lines.append(f"activate({after}, {outputs}, {1 + ACTIVATIONS.index(self.activation)})")
         return [*lines, *self._choose_lines(definition.action_leaves[0], f"units_{(len(widths) - 1) % 2}")]
-
-    def _layer_lines(self, layer: int, inputs: int, outputs: int, activation: str) -> list[str]:
-        source, target = f"units_{layer % 2}", f"units_{(layer + 1) % 2}"
-        weight, bias = f"param_{2 * layer}", f"param_{2 * layer + 1}"
-        lines = []
-        for first, width, loop in _tiles(outputs, "o"):
-            body = [f"bias_{j} = np.float32({bias}[{first} + {j}])" for j in range(width)]
-            body.append("for lane in range(LANES):")
-            body += [f"    set_{target}({target}_at, ({first} + {j}) * LANES + lane, bias_{j})" for j in range(width)]
-            for entry, depth, inner in _tiles(inputs, "i"):
-                part = [
-                    f"w_{k}_{j} = np.float32({weight}[{entry} + {k}, {first} + {j}])"
-                    for k in range(depth) for j in range(width)
-                ]  # fmt: skip
-                part.append("for lane in range(LANES):")
-                part += [
-                    f"    x_{k} = get_{source}({source}_at, ({entry} + {k}) * LANES + lane)" for k in range(depth)
-                ]
-                for j in range(width):
-                    total = f"get_{target}({target}_at, ({first} + {j}) * LANES + lane)"
-                    for k in range(depth):
-                        total = f"fma(w_{k}_{j}, x_{k}, {total})"
-                    part.append(f"    set_{target}({target}_at, ({first} + {j}) * LANES + lane, {total})")
-                body += [inner, *("    " + one for one in part)] if inner else part
-            if activation:
-                each = f"{activation}(get_{target}({target}_at, ({first} + {{}}) * LANES + lane))"
-                body.append("for lane in range(LANES):")
-                body += [
-                    f"    set_{target}({target}_at, ({first} + {j}) * LANES + lane, {each.format(j)})"
-                    for j in range(width)
-                ]
-            lines += [loop, *("    " + one for one in body)] if loop else body
-        return lines
 
     def _choose_lines(self, leaf: Leaf, units: str) -> list[str]:
         choices = self._choices(leaf)
@@ -152,18 +120,11 @@ class Mlp:
         lines += ["best, most = np.int32(0), np.float32(-np.inf)"]
         for k in range(choices):
             value = f"get_{units}({units}_at, {k} * LANES + lane)"
-            lines.append(f"value = {value}" + " + gumbel(rng)" * self.sample)
+            lines.append(f"value = {value}" + " + as_gumbel(uniform(rng, np.float32(0), np.float32(1)))" * self.sample)
             lines.append(f"best, most = (np.int32({k}), value) if value > most else (best, most)")
         lines.append(f"set_now_choice_0(now_choice_0_at, lane, np.int64(best) + {int(leaf.low)})")  # type: ignore[arg-type]
         lines += ["set_policy_rngs(policy_rngs_at, begin + lane, rng[0])"] * self.sample
         return ["for lane in range(count):", *("    " + one for one in lines)]
-
-
-def _tiles(count: int, name: str) -> list[tuple[str, int, str]]:
-    """Cut a number into tiles: (the first, how many, the loop over such tiles if there are several)."""
-    whole, rest = count // TILE * TILE, count % TILE
-    found = [(name, TILE, f"for {name} in range(0, {whole}, {TILE}):")] if whole else []
-    return [*found, *[(str(whole), rest, "")] * (rest > 0)]
 
 
 @functools.lru_cache(maxsize=64)

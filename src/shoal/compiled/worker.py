@@ -227,6 +227,8 @@ class KernelStepper(Stepper):
             return False
         if isinstance(policy, Mlp) and not self._columns:
             policy = policy.function(self._definition.obs_leaves, self._definition.action_leaves, params)
+        elif isinstance(policy, Mlp):
+            params = [np.ascontiguousarray(param, np.float32) for param in params]
         key = (policy, *((param.dtype, param.shape) for param in params))
         if key not in self._policies:  # a look into the cache on disk takes longer than many rollouts
             compiler = kernels.rollout_address if self._columns else kernels.policy_address

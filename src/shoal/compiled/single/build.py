@@ -11,9 +11,9 @@ from shoal.compiled.definition import Definition, single_versions
 from shoal.compiled.narrow import narrow_constant
 from shoal.compiled.random import VERSIONS
 from shoal.compiled.rebuild import Rebuilder
-from shoal.compiled.single import math32, rollout_source, source
+from shoal.compiled.single import dense, rollout_source, source
 from shoal.compiled.single.arithmetic import compiler_class, operators
-from shoal.compiled.single.functions import gumbel, relu, versions
+from shoal.compiled.single.functions import uniform, versions
 from shoal.compiled.single.intrinsics import OPTIONS, Scopes, local_array, local_record
 from shoal.compiled.single.memory import copy, fence, keep, room
 from shoal.compiled.template import row_shape, wide_type
@@ -50,7 +50,7 @@ def local_names(definition: Definition, entry: str, widest: int) -> dict[str, An
         names[f"local_action_{i}"] = local_array(leaf.shape or (1,), wide_type(leaf, True))
         names[f"local_choice_{i}"] = local_array(row_shape(leaf, 1), leaf.dtype)
     if rolls:
-        names.update(fma=math32.fma, tanh=math32.tanh, relu=relu, gumbel=gumbel)
+        names.update(dense=dense.dense, activate=dense.activate, as_gumbel=dense.as_gumbel, uniform=uniform)
         sizes = rollout_source.room_sizes(definition, widest)
         for name, dtype in rollout_source.rooms(definition, widest).items():
             names[f"room_{name}"] = room(rollout_source.LANES * sizes[name] * dtype.itemsize)

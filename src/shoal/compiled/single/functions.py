@@ -29,7 +29,6 @@ TWO_ARGUMENTS = {
     math32.atan2: (math.atan2, np.arctan2), math32.pow: (math.pow, pow, np.power),
     math32.hypot: (math.hypot, np.hypot),
 }  # fmt: skip
-SMALLEST = np.float32(1e-30)  # in place of 0 under a logarithm
 MOST_MULTIPLICATIONS = 16  # of a power with a whole exponent that is written in the code
 
 
@@ -213,19 +212,3 @@ def modulo(bits: Any, span: Any) -> Any:
 def integer(rng: Any, low: Any, high: Any) -> Any:
     """See random.integer: it draws the same numbers."""
     return np.int64(low) + modulo(_drawn(rng), np.uint64(np.int64(high) - np.int64(low)))
-
-
-# ---- for networks ----------------------------------------------------------------------------------------------
-
-
-@inlined
-def relu(x: Any) -> Any:
-    """Return x, or 0 if it is negative."""
-    return math32.choose(x > math32.ZERO, x, math32.ZERO)
-
-
-@inlined
-def gumbel(rng: Any) -> Any:
-    """Draw from the standard Gumbel distribution: the largest sum with a logit is a draw by the logits."""
-    drawn = uniform(rng, math32.ZERO, math32.ONE)
-    return -math32.log(-math32.log(math32.choose(drawn > math32.ZERO, drawn, SMALLEST)))

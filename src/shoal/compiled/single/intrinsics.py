@@ -96,19 +96,24 @@ def _place(context: Any, builder: Any, kind: Any, signature: Any, args: Any) -> 
     return item, builder.gep(base, [index], inbounds=True, source_etype=item)
 
 
+def on_stack(builder: Any, kind: Any) -> Any:
+    """Reserve memory on the stack. Numba's own function fills it with zeros, byte by byte, which takes long to compile."""
+    with builder.goto_entry_block():
+        place = builder.alloca(kind)
+    place.align = 64
+    return place
+
+
 def local_record(dtype: np.dtype[Any]) -> Any:
     """Make a function without arguments that returns a record on the stack, always the same one."""
     from numba import from_dtype
-    from numba.core import cgutils
     from numba.extending import intrinsic
 
     kind = from_dtype(dtype)
 
     def record(typing_context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            place = cgutils.alloca_once(builder, context.get_data_type(kind))
-            place.align = 64
-            return place
+            return on_stack(builder, context.get_data_type(kind))
 
         return kind(), generate
 
@@ -130,8 +135,7 @@ def local_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     def array(typing_context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             item = context.get_data_type(kind.dtype)
-            place = cgutils.alloca_once(builder, ir.ArrayType(item, size))
-            place.align = 64
+            place = on_stack(builder, ir.ArrayType(item, size))
             made = make_array(kind)(context, builder)
             numbers = [[context.get_constant(types.intp, one) for one in some] for some in (shape, steps)]
             populate_array(

@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from shoal.compiled.single.intrinsics import inlined
+from shoal.compiled.single.intrinsics import inlined, on_stack
 
 LINE = 64  # bytes of a cache line
 WORD = 16  # numbers of 32 bits in it
@@ -25,8 +25,7 @@ def room(size: int) -> Any:
 
     def place(typing_context: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), size))
-            memory.align = LINE
+            memory = on_stack(builder, ir.ArrayType(ir.IntType(8), size))
             return builder.ptrtoint(memory, ir.IntType(64))
 
         return types.int64(), generate
