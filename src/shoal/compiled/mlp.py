@@ -81,12 +81,14 @@ class Mlp:
 
     # ---- as an ordinary policy ---------------------------------------------------------------------------------
 
-    def function(self, obs_leaves: Sequence[Leaf], action_leaves: Sequence[Leaf], params: Sequence[Any]) -> Any:
-        """Return a function (obs, action, rng, *params) that chooses for one lane."""
+    def function(
+        self, obs_leaves: Sequence[Leaf], action_leaves: Sequence[Leaf], params: Sequence[Any], on_gpu: Any = None
+    ) -> Any:
+        """Return a function (obs, action, rng, *params) that chooses for one lane; `on_gpu` is the module numba.cuda."""
         widths, leaf = self.widths(obs_leaves, action_leaves, params), action_leaves[0]
         low, high = (tuple(np.asarray(bound).ravel().tolist()) for bound in (leaf.low, leaf.high))
         shape = obs_leaves[0].shape, leaf.shape if leaf.dtype.kind == "f" else None
-        return _function(self.activation, self.sample, tuple(widths), shape, low, high)
+        return _function(self.activation, self.sample, tuple(widths), shape, low, high, on_gpu)
 
     # ---- as a part of a rollout's kernel -----------------------------------------------------------------------
 
@@ -129,18 +131,25 @@ class Mlp:
 
 @functools.lru_cache(maxsize=64)
 def _function(
-    activation: str, sample: bool, widths: tuple[int, ...], shapes: Any, low: tuple[Any, ...], high: tuple[Any, ...]
+    activation: str,
+    sample: bool,
+    widths: tuple[int, ...],
+    shapes: Any,
+    low: tuple[Any, ...],
+    high: tuple[Any, ...],
+    on_gpu: Any,
 ) -> Any:
     """Write a network for one lane; `shapes` are those of the observation and of a Box, None for a Discrete action."""
     seen, box = shapes
+    room = "empty({})" if on_gpu is None else "cuda.local.array({}, float32)"
     names = [f"param_{i}" for i in range(2 * len(widths) - 2)]
-    lines = [f"def mlp(obs, action, rng, {', '.join(names)}):", f"    units = empty({widths[0]})"]
+    lines = [f"def mlp(obs, action, rng, {', '.join(names)}):", f"    units = {room.format(widths[0])}"]
     for i, place in enumerate(np.ndindex(*(seen or (1,)))):
         lines.append(f"    units[{i}] = obs[{', '.join(map(str, place))}]")
     for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
         value = "math.tanh(total)" if activation == "tanh" else "max(total, zero)"
         lines += [
-            f"    after = empty({outputs})",
+            f"    after = {room.format(outputs)}",
             f"    for o in range({outputs}):",
             f"        total = one * param_{2 * layer + 1}[o]",
             f"        for i in range({inputs}):",
@@ -164,7 +173,7 @@ def _function(
         ]
     values: dict[str, Any] = {
         "math": math, "uniform": uniform, "inf": math.inf, "zero": 0.0, "one": 1.0, "smallest": SMALLEST,
-        "empty": np.empty,
+        "empty": np.empty, "cuda": on_gpu, "float32": np.float32,
     }  # fmt: skip
     exec("\n".join(lines), values)
     return values["mlp"]

@@ -61,6 +61,8 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
 
     Numba compiles it at its first launch: `explained` says what is wrong if that fails.
     """
+    from shoal.compiled.cuda import registers, wide
+
     cuda, single = driver(), precision == "single"
     dtype = narrow(definition.dtype) if single else definition.dtype
     functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
@@ -77,7 +79,11 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
         from numba import from_dtype
 
         names.update(T_STATE=from_dtype(dtype), record_at=cuda.jit(device=True)(lambda states, index: states[index]))
-    exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
+    text = kernel_source(definition, kind)
+    if kind.does == "rollout" and registers.fits(definition):
+        text = registers.kernel_source(definition, kind)
+        names.update(registers.locals_of(definition), **{f"store_{n}": wide.store_wide(n) for n in (2, 4, 8, 16)})
+    exec(compile(text, "<shoal kernel>", "exec"), names)
     # With fastmath, divisions and roots of 32 bits need not be exact to the last bit. The user's functions are compiled
     # without it, so what they call (sin, exp) stays precise.
     bounds = {} if simulated() or debug else {"launch_bounds": launch_bounds(definition)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from shoal.spaces.leaves import assemble
 from shoal.support.checks import check_choice
 
 Array = npt.NDArray[Any]
+_rollout_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,13 @@ class DeviceRollout(Rollout):
     Attributes:
         arrays: the same memory, as kernels write it.
         envs: those that made it.
+        number: one that no other rollout of this process has.
     """
 
     arrays: dict[str, Any]
     steps: int
     envs: DeviceMemory
+    number: int
 
 
 class DeviceMemory:
@@ -149,6 +153,7 @@ class DeviceMemory:
             arrays=arrays,
             steps=steps,
             envs=self,
+            number=next(_rollout_numbers),
         )
 
     def _view(

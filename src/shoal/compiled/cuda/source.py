@@ -135,18 +135,14 @@ def kernel_source(definition: Definition, kind: KernelKind) -> str:
     """
     keeps_stream = uses_chance(definition)
     declare = ["rng = cuda.local.array(1, np.uint64)"]
-    names = definition.dtype.names or ()
     if has_columns(definition):
         declare += ["local = cuda.local.array(1, T_STATE)"]
-        own = [name for name in names if kind.own_params or name not in definition.params]
-        load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
-        load += [f"state.{name} = field_{name}" for name in names if name not in own]
-        store = [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
+        load, store = column_lines(definition, kind.own_params)
     else:
         load, store = ["state = record_at(states, env)"], []
     store += ["lengths[env] = length", *["rngs[env, 0] = rng[0]"] * keeps_stream]
     if kind.does == "reset":
-        act = [*_begin_lines(definition), *observe_lines(definition, "obs", "env")]
+        act = [*begin_lines(definition), *observe_lines(definition, "obs", "env")]
     else:
         load += ["length = lengths[env]", *["rng[0] = rngs[env, 0]"] * keeps_stream]
         act = _step_lines(definition, kind)
@@ -160,7 +156,17 @@ def kernel_source(definition: Definition, kind: KernelKind) -> str:
     return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
 
 
-def _begin_lines(definition: Definition) -> list[str]:
+def column_lines(definition: Definition, own_params: bool) -> tuple[list[str], list[str]]:
+    """Take the numbers of a state into registers, and put them back."""
+    names = definition.dtype.names or ()
+    own = [name for name in names if own_params or name not in definition.params]
+    load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
+    load += [f"state.{name} = field_{name}" for name in names if name not in own]
+    return load, [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
+
+
+def begin_lines(definition: Definition) -> list[str]:
+    """Let an env begin its next episode."""
     clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
     if has_columns(definition):
         names = definition.dtype.names or ()
@@ -205,7 +211,7 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
         ],
         "track": ["so_far = 0 if begins else length", *"\n".join(track).splitlines()] * kind.tracks,
         "final": ["if over:", *indented(observe_lines(definition, "final", "row"))] * (mode == "same_step"),
-        "begin": _begin_lines(definition),
+        "begin": begin_lines(definition),
         "end": [*["if over:", "    length = ENDED"] * (mode == "next_step"), *began],
         "observe": observe_lines(definition, "obs", "seen_row"),
     }
@@ -214,9 +220,9 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
         return lines
     first = [f"began[env{k}] = length == 0" for k in of_agents]
     make = [f"policy_rng = cuda.local.array({agents}, np.uint64)"]
-    make += [f"policy_seed += np.uint64(env) * np.uint64({agents})"]
+    make += [f"policy_first = policy_seed[0] + np.uint64(env) * np.uint64({agents})"]
     for k in range(agents):
-        make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64({k}), POLICY_STREAM)")
+        make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_first + np.uint64({k}), POLICY_STREAM)")
     return [*make, *first, "for t in range(steps):", *indented(lines)]
 
 
