@@ -8,7 +8,7 @@ TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
+.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-single test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
 	fuzz sanitize clean
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
 	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
+	@echo "make test-single  every env of the library in single precision; ten minutes"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
@@ -73,6 +74,10 @@ suites-beside:
 	$(MAKE) --no-print-directory test-ray
 	$(MAKE) --no-print-directory test-tf
 	$(MAKE) --no-print-directory test-gpu
+
+# Compiles every env of the library several times over.
+test-single: $(VENV)/.ready
+	SHOAL_ALL_ENVS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/single
 
 test-native: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py

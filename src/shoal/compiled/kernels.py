@@ -26,6 +26,8 @@ from shoal.compiled.single.rollout_source import rollout_source, widest_layer
 from shoal.compiled.template import constants, kernel_source, policy_source
 from shoal.support.optional_dependencies import install
 
+_lanes: dict[int, int] = {}  # what is known of kernels, by their addresses
+
 
 def available() -> bool:
     """Say whether Numba is installed."""
@@ -72,7 +74,14 @@ def _address(name: str, source: Source, explained: Callable[[Exception], Excepti
     key = fingerprint(source.text, source.functions, {**source.values, **source.kind}, source.debug)
     path = cache.cache_folder() / f"{name}-{key}.kernel"
     machine = cache.read(path) or _compile_and_keep(name, path, source, explained)
-    return int(_engine(machine).get_function_address(machine.symbol))
+    address = int(_engine(machine).get_function_address(machine.symbol))
+    _lanes[address] = machine.lanes
+    return address
+
+
+def lanes_at_once(address: int) -> int:
+    """Return how many envs a compiled kernel steps by one instruction."""
+    return _lanes.get(address, 1)
 
 
 def _compile_and_keep(name: str, path: Path, source: Source, explained: Callable[[Exception], Exception]) -> Machine:

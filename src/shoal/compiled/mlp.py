@@ -7,6 +7,7 @@ an ordinary compiled policy, whose text is `function`.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -84,7 +85,7 @@ class Mlp:
     def function(
         self, obs_leaves: Sequence[Leaf], action_leaves: Sequence[Leaf], params: Sequence[Any], on_gpu: Any = None
     ) -> Any:
-        """Return a function (obs, action, rng, *params) that chooses for one lane; `on_gpu` is the module numba.cuda."""
+        """Return a function (obs, action, rng, *params) that chooses for one lane; `on_gpu` is numba.cuda."""
         widths, leaf = self.widths(obs_leaves, action_leaves, params), action_leaves[0]
         low, high = (tuple(np.asarray(bound).ravel().tolist()) for bound in (leaf.low, leaf.high))
         shape = obs_leaves[0].shape, leaf.shape if leaf.dtype.kind == "f" else None
@@ -93,16 +94,18 @@ class Mlp:
     # ---- as a part of a rollout's kernel -----------------------------------------------------------------------
 
     def lines(self, definition: Definition, params: Sequence[Any]) -> list[str]:
-        """Write the choice of a block of lanes. Layer by layer, the numbers of a unit lie side by side for all lanes."""
+        """Write the choice of a block of lanes; the numbers of a unit lie side by side for all of them."""
         widths = self.widths(definition.obs_leaves, definition.action_leaves, params)
         size = widths[0]
         lines = ["for lane in range(count):"]
         for i in range(size):
             value = f"np.float32(get_now_obs_0(now_obs_0_at, lane * {size} + {i}))"
             lines.append(f"    set_units_0(units_0_at, {i} * LANES + lane, {value})")
-        for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        for layer, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             units, after = f"units_{layer % 2}_at", f"units_{(layer + 1) % 2}_at"
-            lines.append(f"dense({units}, {after}, param_{2 * layer}_at, param_{2 * layer + 1}_at, {inputs}, {outputs})")
+            lines.append(
+                f"dense({units}, {after}, param_{2 * layer}_at, param_{2 * layer + 1}_at, {inputs}, {outputs})"
+            )
             if layer < len(widths) - 2:
                 lines.append(f"activate({after}, {outputs}, {1 + ACTIVATIONS.index(self.activation)})")
         return [*lines, *self._choose_lines(definition.action_leaves[0], f"units_{(len(widths) - 1) % 2}")]
@@ -146,7 +149,7 @@ def _function(
     lines = [f"def mlp(obs, action, rng, {', '.join(names)}):", f"    units = {room.format(widths[0])}"]
     for i, place in enumerate(np.ndindex(*(seen or (1,)))):
         lines.append(f"    units[{i}] = obs[{', '.join(map(str, place))}]")
-    for layer, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+    for layer, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
         value = "math.tanh(total)" if activation == "tanh" else "max(total, zero)"
         lines += [
             f"    after = {room.format(outputs)}",

@@ -66,11 +66,13 @@ class Machine(NamedTuple):
         symbol: its name in the object code.
         needs_numba: whether it calls functions that only Numba has.
         code: an object file.
+        lanes: how many envs it steps at once, where that can be more than one.
     """
 
     symbol: str
     needs_numba: bool
     code: bytes
+    lanes: int = 1
 
 
 def compile_source(source: Source) -> Machine:
@@ -91,7 +93,12 @@ def compile_source(source: Source) -> Machine:
     library = found.library
     outside = [one.name for one in library._final_module.functions if one.is_declaration]
     needs_numba = any(name.startswith(_NUMBAS_OWN) for name in outside)
-    return Machine(found.fndesc.llvm_func_name, needs_numba, library._get_compiled_object())
+    lanes = 1
+    if source.single is not None:
+        from shoal.compiled.single.report import lanes_at_once
+
+        lanes = lanes_at_once(library.get_llvm_str())
+    return Machine(found.fndesc.llvm_func_name, needs_numba, library._get_compiled_object(), lanes)
 
 
 def jit(debug: bool) -> Any:

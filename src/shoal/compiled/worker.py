@@ -21,6 +21,7 @@ from shoal.compiled.plain import PlainEnv
 from shoal.compiled.policy import random_policy, random_policy_within
 from shoal.compiled.random import begin_stream
 from shoal.compiled.single.columns import Columns
+from shoal.compiled.single.report import remark
 from shoal.compiled.task import Task
 from shoal.compiled.template import wide_type
 from shoal.envs.autoreset import KERNEL_MODES
@@ -85,6 +86,11 @@ class CompiledEnvs:
         self.rngs = np.zeros((num_envs, 1), np.uint64)
 
     @property
+    def remark(self) -> str:
+        """Say how they are stepped, for the pool's plan; "" for nothing to say."""
+        return remark(self.definition, kernels.lanes_at_once(self.function)) if self.definition.single else ""
+
+    @property
     def env(self) -> CompiledEnvs:
         """The object that the caller's functions get."""
         return self
@@ -132,8 +138,8 @@ class CompiledEnvs:
 
     def _save(self, env: int) -> dict[str, Any]:
         return {
-            "state": np.frombuffer(self.states[env].tobytes(), np.uint8).copy(), "rng": self.rngs[env].copy(), "seed": self.seeds[env : env + 1].copy(),
-            "episode": self.episodes[env : env + 1].copy(),
+            "state": np.frombuffer(self.states[env].tobytes(), np.uint8).copy(), "rng": self.rngs[env].copy(),
+            "seed": self.seeds[env : env + 1].copy(), "episode": self.episodes[env : env + 1].copy(),
         }  # fmt: skip
 
     def load_rows(self, rows: Sequence[int], states: Sequence[Any]) -> None:
@@ -157,7 +163,7 @@ class KernelStepper(Stepper):
 
     Attributes:
         kernel: the core's Kernel, for a full batch in one call; None if Python must look at each answer.
-        single: whether envs calculate in single precision.
+        in_columns: whether the envs' states lie in columns, in single precision.
     """
 
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
@@ -166,8 +172,7 @@ class KernelStepper(Stepper):
         self._definition, self._agents = self._envs.definition, self._envs.group_size
         self._lane = {name: slab.array("slot" if name == "slots" else name) for name in TASK_LANE_FIELDS}
         self._failed = np.zeros(self._envs.num_envs, np.uint8)
-        self._rolling, self._columns = False, isinstance(self._envs.states, Columns)
-        self.single = self._definition.single
+        self._rolling, self.in_columns = False, isinstance(self._envs.states, Columns)
         self._policies: dict[Any, int] = {}  # the addresses of those that were compiled for rollouts
         self._task = self._fill_task(slab)
         self._core = native.Kernel(
@@ -195,8 +200,9 @@ class KernelStepper(Stepper):
         self._saved_states = np.zeros((kept, definition.dtype.itemsize), np.uint8)
         self._saved_rngs = np.zeros((kept, 1), np.uint64)
         for name, array in (
-            ("states", getattr(envs.states, "addresses", envs.states)), ("seeds", envs.seeds), ("episodes", envs.episodes), ("rngs", envs.rngs),
-            ("failed", self._failed), ("saved_states", self._saved_states), ("saved_rngs", self._saved_rngs),
+            ("states", getattr(envs.states, "addresses", envs.states)), ("seeds", envs.seeds),
+            ("episodes", envs.episodes), ("rngs", envs.rngs), ("failed", self._failed),
+            ("saved_states", self._saved_states), ("saved_rngs", self._saved_rngs),
         ):  # fmt: skip
             task.array(name, array)
         for i, _ in enumerate(self._leaves):
@@ -221,23 +227,23 @@ class KernelStepper(Stepper):
             if len(self._definition.action_leaves) != 1:
                 return False
             leaf = self._definition.action_leaves[0]
-            within = self._columns and np.prod(leaf.shape) <= MOST_BOUNDS
+            within = self.in_columns and np.prod(leaf.shape) <= MOST_BOUNDS
             policy, params = (random_policy_within(leaf), ()) if within else random_policy(leaf)
         if self.kernel is None or not kernels.available():
             return False
-        if isinstance(policy, Mlp) and not self._columns:
+        if isinstance(policy, Mlp) and not self.in_columns:
             policy = policy.function(self._definition.obs_leaves, self._definition.action_leaves, params)
         elif isinstance(policy, Mlp):
             params = [np.ascontiguousarray(param, np.float32) for param in params]
         key = (policy, *((param.dtype, param.shape) for param in params))
         if key not in self._policies:  # a look into the cache on disk takes longer than many rollouts
-            compiler = kernels.rollout_address if self._columns else kernels.policy_address
+            compiler = kernels.rollout_address if self.in_columns else kernels.policy_address
             self._policies[key] = compiler(self._definition, policy, params)
         task = self._task.copy((rngs, *params))
         task.number("frames", record.steps + 1)
         task.number("streams", sum(array.nbytes for array in record.obs) > STREAMED)
         late = {name: getattr(record, name) for name in TASK_FRAME_FIELDS if name not in ("began", "status")}
-        if not self._columns:
+        if not self.in_columns:
             late["status"] = np.zeros((record.steps, record.lanes), np.uint8)
         late.update({f"final.{i}": array for i, array in enumerate(record.finals or ())})
         for name, array in late.items():
@@ -248,7 +254,7 @@ class KernelStepper(Stepper):
                 task.array(f"{kind}.{i}", array)
         self._rolling = True
         try:
-            row_bytes = () if self._columns else tuple(array.strides[0] for array in record.actions)
+            row_bytes = () if self.in_columns else tuple(array.strides[0] for array in record.actions)
             self._core.rollout(task.table, self._policies[key], record.steps, row_bytes)
         finally:
             self._rolling = False

@@ -72,9 +72,7 @@ class CudaEnvs(DeviceMemory):
         mode = self.autoreset if steps and not masked else "disabled"
         return KernelKind(does, mode, masked, self._own_params, self.track_episodes and steps, policy_params)
 
-    def _launcher(
-        self, kind: KernelKind, given: Mapping[str, Any], policy: Any = None, names: Any = arguments
-    ) -> Any:
+    def _launcher(self, kind: KernelKind, given: Mapping[str, Any], policy: Any = None, names: Any = arguments) -> Any:
         """Make a function (stream) that launches a kernel with the envs' own arrays and those given."""
         if not self._begun and kind.does != "reset":
             raise BadCall(f"{kind.does}: the envs have not begun an episode; call reset() first")
@@ -249,7 +247,7 @@ class CudaEnvs(DeviceMemory):
         return launch
 
     def _put_policy_seed(self, seed: int) -> None:
-        """Let the next rollout draw by this seed. It lies on the GPU, so that a captured launch can have another one."""
+        """Let the next rollout draw by this seed. It lies on the GPU, so that captured launches can have another."""
         if simulated():
             self._policy_seed.copy_to_device(np.array([seed], np.uint64))
             return

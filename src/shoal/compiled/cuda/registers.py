@@ -14,7 +14,17 @@ from shoal.compiled.cuda.source import BODY, KernelKind
 from shoal.compiled.cuda.wide import numbers_at_once
 from shoal.compiled.definition import Definition
 from shoal.compiled.narrow import has_columns
-from shoal.compiled.template import INDICES, call_lines, fill, indented, loops, nested, policy_call, row_shape, uses_chance
+from shoal.compiled.template import (
+    INDICES,
+    call_lines,
+    fill,
+    indented,
+    loops,
+    nested,
+    policy_call,
+    row_shape,
+    uses_chance,
+)
 
 MOST_NUMBERS = 16  # of an observation, and of an action
 
@@ -103,7 +113,12 @@ def _steps(definition: Definition, kind: KernelKind) -> str:
         text = text.replace(f"{{{name}}}", value)
     seen = [f"seen_{i}" for i, _ in enumerate(definition.obs_leaves)]
     look = f"observe(state, {nested(seen, definition.nested_obs)})"
-    clear, write, final, last = [], [], [], ["now_reward[env], now_terminated[env], now_truncated[env] = gain, ends, cut"]
+    clear, write, final, last = (
+        [],
+        [],
+        [],
+        ["now_reward[env], now_terminated[env], now_truncated[env] = gain, ends, cut"],
+    )
     for i, leaf in enumerate(definition.obs_leaves):
         shape = row_shape(leaf, 1)
         clear += loops(shape, f"seen_{i}[{INDICES}] = 0")
@@ -136,7 +151,9 @@ def _steps(definition: Definition, kind: KernelKind) -> str:
 def _choose_lines(definition: Definition, kind: KernelKind) -> list[str]:
     seen = [f"seen_{i}" for i, _ in enumerate(definition.obs_leaves)]
     chosen = [f"chosen_{i}" for i, _ in enumerate(definition.action_leaves)]
-    lines = [policy_call(definition, seen, chosen, "policy_rng", [f"policy_param_{i}" for i in range(kind.policy_params)])]
+    lines = [
+        policy_call(definition, seen, chosen, "policy_rng", [f"policy_param_{i}" for i in range(kind.policy_params)])
+    ]
     for i, leaf in enumerate(definition.action_leaves):
         if leaf.shape:
             lines += loops(leaf.shape, f"given_{i}[{INDICES}] = chosen_{i}[{INDICES}]")

@@ -14,7 +14,7 @@ from shoal.compiled.definition import Definition
 class Columns:
     """The states of many envs. `states["x"]` and `states.x` are the field x of all envs, as an array to read and write.
 
-    `states[i]` is a copy of one env's state, a record; `states[i] = record` writes one; `np.asarray(states)` copies all.
+    `states[i]` is a copy of one env's state, a record; `states[i] = record` writes it; `np.asarray(states)` copies all.
 
     Attributes:
         dtype: of one state.

@@ -97,4 +97,3 @@ def activate(target: Any, outputs: Any, activation: Any) -> None:
 def as_gumbel(drawn: Any) -> Any:
     """Make a draw of the standard Gumbel distribution of a uniform one: the largest sum with a logit is a draw."""
     return -log(-log(choose(drawn > ZERO, drawn, SMALLEST)))
-

@@ -85,9 +85,7 @@ def _extreme(better: Any, replaced: Any) -> Any:
         if len(given) == 3:
             return lambda a, b=None, c=None, d=None: of_two(of_two(kind(a), kind(b)), kind(c))
         if len(given) == 4:
-            return lambda a, b=None, c=None, d=None: of_two(
-                of_two(of_two(kind(a), kind(b)), kind(c)), kind(d)
-            )
+            return lambda a, b=None, c=None, d=None: of_two(of_two(of_two(kind(a), kind(b)), kind(c)), kind(d))
         return lambda a, b=None, c=None, d=None: replaced(a)
 
     return stub

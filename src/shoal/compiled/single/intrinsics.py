@@ -97,7 +97,7 @@ def _place(context: Any, builder: Any, kind: Any, signature: Any, args: Any) -> 
 
 
 def on_stack(builder: Any, kind: Any) -> Any:
-    """Reserve memory on the stack. Numba's own function fills it with zeros, byte by byte, which takes long to compile."""
+    """Reserve memory on the stack. Numba's own function fills it with zeros one by one, which is slow to compile."""
     with builder.goto_entry_block():
         place = builder.alloca(kind)
     place.align = 64

@@ -29,7 +29,7 @@ _bits = bit_functions()
 bits_of, float_of, fma, nearest, choose = (_bits[name] for name in ("bits_of", "float_of", "fma", "nearest", "choose"))
 wide_float_of = _bits["wide_float_of"]
 
-F, I = np.float32, np.int32
+F, INT = np.float32, np.int32
 ZERO, HALF, ONE, TWO, INF, NAN = F(0.0), F(0.5), F(1.0), F(2.0), F(np.inf), F(np.nan)
 QUARTER_TURNS = 2.0 / math.pi
 # pi / 2 in two parts of 53 bits each.
@@ -48,7 +48,7 @@ PI, HALF_PI, PI_LOW, HALF_PI_LOW = F(math.pi), F(math.pi / 2), F(-8.742278e-08),
 LOG2_E, LN2_HIGH, LN2_LOW = F(1.4426950408889634), F(0.693359375), F(-2.12194440e-4)
 LOWEST_EXPONENT, HIGHEST_EXPONENT = F(-104.0), F(89.0)
 SMALLEST_NORMAL, TWO_23 = F(2.0**-126), F(2.0**23)
-ROOT_HALF_BITS, SHIFT, BIAS, SIGN_BIT = I(0x3F3504F3), I(23), I(127), I(-(2**31))
+ROOT_HALF_BITS, SHIFT, BIAS, SIGN_BIT = INT(0x3F3504F3), INT(23), INT(127), INT(-(2**31))
 LOG10_E, LOG2_E_WIDE, LOG10_E_WIDE = F(0.4342944819), 1.4426950408889634, 0.4342944819032518
 TANH_SMALL = F(0.625)
 
@@ -61,7 +61,7 @@ def reduced(x: Any) -> Any:
     quarters = nearest(angle * QUARTER_TURNS)
     rest = fma(quarters, -QUARTER_HIGH, angle)
     rest = fma(quarters, -QUARTER_LOW, rest)
-    return np.float32(rest) + (safe - safe), I(quarters)
+    return np.float32(rest) + (safe - safe), INT(quarters)
 
 
 @inlined
@@ -80,34 +80,34 @@ def cos_near(r: Any) -> Any:
 @inlined
 def with_sign(x: Any, sign: Any) -> Any:
     """Return x with its sign turned where the highest bit of `sign` is set."""
-    return float_of(I(bits_of(x) ^ I(sign & SIGN_BIT)))
+    return float_of(INT(bits_of(x) ^ INT(sign & SIGN_BIT)))
 
 
 @inlined
 def sin(x: Any) -> Any:
     r, quarter = reduced(x)
-    found = choose(I(quarter & I(1)) == I(0), sin_near(r), cos_near(r))
-    return with_sign(found, I(quarter << I(30)))
+    found = choose(INT(quarter & INT(1)) == INT(0), sin_near(r), cos_near(r))
+    return with_sign(found, INT(quarter << INT(30)))
 
 
 @inlined
 def cos(x: Any) -> Any:
     r, quarter = reduced(x)
-    found = choose(I(quarter & I(1)) == I(0), cos_near(r), sin_near(r))
-    return with_sign(found, I(I(quarter + I(1)) << I(30)))
+    found = choose(INT(quarter & INT(1)) == INT(0), cos_near(r), sin_near(r))
+    return with_sign(found, INT(INT(quarter + INT(1)) << INT(30)))
 
 
 @inlined
 def tan(x: Any) -> Any:
     r, quarter = reduced(x)
     s, c = sin_near(r), cos_near(r)
-    return choose(I(quarter & I(1)) == I(0), s, -c) / choose(I(quarter & I(1)) == I(0), c, s)
+    return choose(INT(quarter & INT(1)) == INT(0), s, -c) / choose(INT(quarter & INT(1)) == INT(0), c, s)
 
 
 @inlined
 def power_of_two(n: Any) -> Any:
     """Return 2 ** n for n from -126 to 127."""
-    return float_of(I(I(n + BIAS) << SHIFT))
+    return float_of(INT(INT(n + BIAS) << SHIFT))
 
 
 @inlined
@@ -117,9 +117,9 @@ def exp(x: Any) -> Any:
     r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, inside))
     rest = fma(fma(fma(fma(EXP[4], r, EXP[3]), r, EXP[2]), r, EXP[1]), r, EXP[0])
     found = fma(r * r, rest, r) + ONE
-    whole = I(n)
-    half = I(whole >> I(1))
-    return choose(x == x, found * power_of_two(half) * power_of_two(I(whole - half)), x)
+    whole = INT(n)
+    half = INT(whole >> INT(1))
+    return choose(x == x, found * power_of_two(half) * power_of_two(INT(whole - half)), x)
 
 
 @inlined
@@ -127,9 +127,9 @@ def parts(x: Any) -> Any:
     """Return m - 1 and e of a positive x = m * 2 ** e, with m between the roots of a half and of two."""
     small = x < SMALLEST_NORMAL
     bits = bits_of(choose(small, x * TWO_23, x))
-    e = I(I(bits - ROOT_HALF_BITS) >> SHIFT)
-    m = float_of(I(bits - I(e << SHIFT)))
-    return m - ONE, I(e - choose(small, SHIFT, I(0)))
+    e = INT(INT(bits - ROOT_HALF_BITS) >> SHIFT)
+    m = float_of(INT(bits - INT(e << SHIFT)))
+    return m - ONE, INT(e - choose(small, SHIFT, INT(0)))
 
 
 @inlined
@@ -192,7 +192,7 @@ def atan2(y: Any, x: Any) -> Any:
     ratio = choose(high == ZERO, ZERO, choose(low == INF, ONE, low / high))
     near = atan_near(choose(y == y, ratio, NAN))
     angle = choose(steep, HALF_PI - (near - HALF_PI_LOW), near)
-    angle = choose(bits_of(x) < I(0), PI - (angle - PI_LOW), angle)
+    angle = choose(bits_of(x) < INT(0), PI - (angle - PI_LOW), angle)
     return choose(x == x, with_sign(angle, bits_of(y)), x)
 
 
@@ -269,7 +269,7 @@ def pow(x: Any, y: Any) -> Any:
     half = y * HALF
     odd = whole & (nearest(half) != half)
     size = choose(a == ONE, ONE, pow_magnitude(a, y))
-    negative = bits_of(x) < I(0)
+    negative = bits_of(x) < INT(0)
     signed = choose(negative & odd, -size, size)
     lost = (x < ZERO) & (not whole) & (a < INF)
     found = choose(lost, NAN, signed)

@@ -16,8 +16,8 @@ from shoal.compiled.mlp import Mlp
 from shoal.compiled.narrow import narrow
 from shoal.compiled.single.source import (
     COLUMNS,
-    observe_lines,
     load_lines,
+    observe_lines,
     places,
     reset_lines,
     step_call_lines,

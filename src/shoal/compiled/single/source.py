@@ -13,7 +13,19 @@ import numpy as np
 
 from shoal.compiled.definition import Definition
 from shoal.compiled.task import place_of
-from shoal.compiled.template import HEAD, INDICES, TYPES, call_lines, fill, indented, loops, nested, row_shape, uses_chance, wide_type
+from shoal.compiled.template import (
+    HEAD,
+    INDICES,
+    TYPES,
+    call_lines,
+    fill,
+    indented,
+    loops,
+    nested,
+    row_shape,
+    uses_chance,
+    wide_type,
+)
 from shoal.memory.messages import STATUS_FINAL
 from shoal.native import AUTORESET
 from shoal.native.layout import MARK_BEGINS, TALLY, TASK_FRAME_FIELDS
