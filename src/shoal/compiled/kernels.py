@@ -18,9 +18,15 @@ from typing import Any
 from shoal.compiled import cache, random
 from shoal.compiled.definition import Definition
 from shoal.compiled.fingerprint import fingerprint
+from shoal.compiled.mlp import Mlp
+from shoal.compiled.narrow import in_columns
 from shoal.compiled.numba_cpu import Machine, Source, compile_source, explain, explain_env
+from shoal.compiled.single import source as single_source
+from shoal.compiled.single.rollout_source import rollout_source, widest_layer
 from shoal.compiled.template import constants, kernel_source, policy_source
 from shoal.support.optional_dependencies import install
+
+_lanes: dict[int, int] = {}  # what is known of kernels, by their addresses
 
 
 def available() -> bool:
@@ -34,7 +40,11 @@ def kernel_address(definition: Definition, debug: bool) -> int:
         raise ImportError(f'backend="compiled" needs Numba: {install("compiled")}')
     functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
     functions["begin_stream"] = random.begin_stream
-    source = Source("kernel", kernel_source(definition, debug), functions, constants(definition), debug)
+    if in_columns(definition) and not debug:
+        text, values = single_source.kernel_source(definition), single_source.constants(definition)
+    else:
+        text, values = kernel_source(definition, debug), constants(definition)
+    source = Source("kernel", text, functions, values, debug, definition if definition.single else None)
     return _address(definition.name, source, lambda error: explain_env(definition, debug, error))
 
 
@@ -45,12 +55,33 @@ def policy_address(definition: Definition, policy: Any, params: Sequence[Any]) -
     return _address(policy.__name__, source, lambda error: explain(definition, policy.__name__, policy, error))
 
 
+def rollout_address(definition: Definition, policy: Any, params: Sequence[Any]) -> int:
+    """Return the address of the kernel that makes whole rollouts of a class in single precision (`in_columns`)."""
+    functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
+    functions["begin_stream"] = random.begin_stream
+    name = type(policy).__name__
+    if not isinstance(policy, Mlp):
+        functions["policy"], name = policy, policy.__name__
+    types = {f"T_param_{i}": param.dtype for i, param in enumerate(params)}
+    values = {**single_source.constants(definition), **types, "WIDEST": widest_layer(definition, policy, params)}
+    text = rollout_source(definition, policy, params)
+    source = Source("rollout_kernel", text, functions, values, False, definition)
+    return _address(f"{definition.name}-{name}", source, lambda error: explain(definition, name, policy, error))
+
+
 def _address(name: str, source: Source, explained: Callable[[Exception], Exception]) -> int:
     """Return the address of compiled source. `name` is for messages and files; `explained` makes errors of Numba's."""
-    key = fingerprint(source.text, source.functions, source.values, source.debug)
+    key = fingerprint(source.text, source.functions, {**source.values, **source.kind}, source.debug)
     path = cache.cache_folder() / f"{name}-{key}.kernel"
     machine = cache.read(path) or _compile_and_keep(name, path, source, explained)
-    return int(_engine(machine).get_function_address(machine.symbol))
+    address = int(_engine(machine).get_function_address(machine.symbol))
+    _lanes[address] = machine.lanes
+    return address
+
+
+def lanes_at_once(address: int) -> int:
+    """Return how many envs a compiled kernel steps by one instruction."""
+    return _lanes.get(address, 1)
 
 
 def _compile_and_keep(name: str, path: Path, source: Source, explained: Callable[[Exception], Exception]) -> Machine:

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.compiled.definition import Definition, is_helper
+from shoal.compiled.definition import Definition, is_helper, single_versions
 from shoal.compiled.random import VERSIONS
-from shoal.compiled.rebuild import Rebuilder, named_values
+from shoal.compiled.rebuild import Rebuilder, all_functions, named_values
 from shoal.compiled.template import wide_type
 from shoal.errors import BadEnv
 
@@ -40,6 +40,7 @@ class Source(NamedTuple):
         functions: the user's functions that it calls, by the names that it has for them.
         values: all else that it needs, by name.
         debug: whether the user's functions check indices.
+        single: the class, if it is to be compiled in single precision.
     """
 
     entry: str
@@ -47,6 +48,15 @@ class Source(NamedTuple):
     functions: Mapping[str, Any]
     values: Mapping[str, Any]
     debug: bool
+    single: Definition | None = None
+
+    @property
+    def kind(self) -> dict[str, Any]:
+        """Return what the compiled code depends on beside text, functions and values."""
+        if self.single is None:
+            return {}
+        used = [helper for one in self.functions.values() for helper in all_functions(one)]
+        return {"single precision": self.single.dtype, "versions": [single_versions.get(one) for one in used]}
 
 
 class Machine(NamedTuple):
@@ -56,20 +66,26 @@ class Machine(NamedTuple):
         symbol: its name in the object code.
         needs_numba: whether it calls functions that only Numba has.
         code: an object file.
+        lanes: how many envs it steps at once, where that can be more than one.
     """
 
     symbol: str
     needs_numba: bool
     code: bytes
+    lanes: int = 1
 
 
 def compile_source(source: Source) -> Machine:
     """Compile source. Raises what Numba raises."""
     from numba import types
 
-    rebuild = Rebuilder(jit(source.debug), VERSIONS)
-    functions = {name: rebuild(one) for name, one in source.functions.items()}
-    names = {**source.values, "array_at": array_at(), **functions}
+    rebuild, names = Rebuilder(jit(source.debug), VERSIONS), {**source.values, "array_at": array_at()}
+    if source.single is not None:
+        from shoal.compiled.single.build import local_names, rebuilder
+
+        rebuild = rebuilder(source.debug)
+        names.update(local_names(source.single, source.entry, source.values.get("WIDEST", 0)))
+    names.update((name, rebuild(one)) for name, one in source.functions.items())
     exec(compile(source.text, f"<shoal {source.entry}>", "exec"), names)
     function = jit(False)(names[source.entry])  # its own indices need no checks
     function.compile((types.int64,) * 4)
@@ -77,7 +93,12 @@ def compile_source(source: Source) -> Machine:
     library = found.library
     outside = [one.name for one in library._final_module.functions if one.is_declaration]
     needs_numba = any(name.startswith(_NUMBAS_OWN) for name in outside)
-    return Machine(found.fndesc.llvm_func_name, needs_numba, library._get_compiled_object())
+    lanes = 1
+    if source.single is not None:
+        from shoal.compiled.single.report import lanes_at_once
+
+        lanes = lanes_at_once(library.get_llvm_str())
+    return Machine(found.fndesc.llvm_func_name, needs_numba, library._get_compiled_object(), lanes)
 
 
 def jit(debug: bool) -> Any:

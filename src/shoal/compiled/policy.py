@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.compiled.definition import function
+from shoal.compiled.mlp import Mlp
 from shoal.compiled.random import begin_stream_64, integer, normal, uniform
 from shoal.spaces.leaves import Leaf
 
@@ -36,8 +38,8 @@ def policy(choose: F) -> F:
 
 
 def is_policy(value: Any) -> bool:
-    """Say whether this function was marked by `policy`."""
-    return inspect.isfunction(value) and value in _policies
+    """Say whether this is an MLP, or a function that was marked by `policy`."""
+    return isinstance(value, Mlp) or (inspect.isfunction(value) and value in _policies)
 
 
 def streams(seed: int, lanes: int) -> npt.NDArray[np.uint64]:
@@ -78,6 +80,26 @@ def random_policy(leaf: Leaf) -> tuple[Any, tuple[npt.NDArray[Any], ...]]:
     floats = leaf.dtype.kind == "f"
     bounds = [np.array(bound, np.float64 if floats else np.int64).reshape(-1) for bound in (leaf.low, leaf.high)]
     return (random_floats if floats else random_integers), tuple(bounds)
+
+
+def random_policy_within(leaf: Leaf) -> Any:
+    """Return a policy that chooses as that of `random_policy`, with the bounds as numbers in its code.
+
+    A compiler can make more of numbers that it knows: a remainder by 2 is a bit.
+    """
+    _, bounds = random_policy(leaf)
+    return _random_within(leaf.shape or (1,), *(tuple(bound.tolist()) for bound in bounds), leaf.dtype.kind == "f")
+
+
+@functools.lru_cache(maxsize=64)
+def _random_within(shape: tuple[int, ...], low: tuple[Any, ...], high: tuple[Any, ...], floats: bool) -> Any:
+    lines = ["def choose(obs, action, rng):"]
+    names: dict[str, Any] = {"draw": draw, "integer": integer, "inf": math.inf}
+    for place, first, last in zip(np.ndindex(*shape), low, high, strict=True):
+        drawn = f"draw(rng, {first!r}, {last!r})" if floats else f"integer(rng, {first}, {last + 1})"
+        lines.append(f"    action[{', '.join(map(str, place))}] = {drawn}")
+    exec("\n".join(lines), names)
+    return names["choose"]
 
 
 def act_on_lanes(

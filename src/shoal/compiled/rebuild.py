@@ -6,11 +6,13 @@ of `shoal.compiled.random`.
 
 from __future__ import annotations
 
+import builtins
+import dis
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
-from shoal.compiled.definition import is_helper
+from shoal.compiled.definition import is_helper, single_versions
 
 Function = Callable[..., Any]
 
@@ -39,17 +41,42 @@ def is_namespace(value: Any) -> bool:
     return isinstance(value, types.ModuleType) or (isinstance(value, type) and hasattr(value, "__shoal_kernel__"))
 
 
+def all_functions(function: Any) -> list[Any]:
+    """Return a function, and the helpers that it calls, and those that these call."""
+    found = [function]
+    for one in found:
+        values = [value for _, value in named_values(one)]
+        values += [getattr(value, name) for value in values if is_namespace(value) for name in names_of(one.__code__)
+                   if hasattr(value, name)]  # fmt: skip
+        found += [value for value in dict.fromkeys(filter(is_helper, values)) if value not in found]
+    return found
+
+
+def may_raise(function: Any) -> bool:
+    """Say whether a function or one of its helpers has a `raise` or an `assert`, in single precision."""
+    codes = [single_versions.get(one, one).__code__ for one in all_functions(function)]
+    return any(one.opname == "RAISE_VARARGS" for code in codes for one in dis.get_instructions(code))
+
+
 class Rebuilder:
     """Rebuilds functions, each once.
 
     Args:
         compiler: turns a function into one that compiled code can call.
-        versions: the target's own functions, by the functions that they replace.
+        versions: the target's own functions, by the functions that they replace; they are rebuilt, too.
         constant: converts a constant of the user's functions.
+        given: what the user's functions get in place of other functions and types, builtins among them; as it is.
     """
 
-    def __init__(self, compiler: Function, versions: Mapping[Any, Any], constant: Function = lambda value: value):
+    def __init__(
+        self,
+        compiler: Function,
+        versions: Mapping[Any, Any],
+        constant: Function = lambda value: value,
+        given: Mapping[Any, Any] | None = None,
+    ):
         self._compiler, self._versions, self._constant = compiler, versions, constant
+        self._given = given or {}
         self._done: dict[Any, Any] = {}
 
     def __call__(self, function: Any) -> Any:
@@ -68,6 +95,8 @@ class Rebuilder:
         result = self._done[function] = self._compiler(made)
         # The names are bound after the function was made, because it may call itself.
         used = names_of(source.__code__)
+        own = {name: getattr(builtins, name) for name in used if hasattr(builtins, name)}
+        names.update((name, self._given[one]) for name, one in own.items() if callable(one) and one in self._given)
         names.update((name, self._bound(value, used)) for name, value in named_values(source))
         for cell, old in zip(cells, source.__closure__ or (), strict=True):
             cell.cell_contents = self._bound(old.cell_contents, used)
@@ -82,6 +111,8 @@ class Rebuilder:
         return code if same else code.replace(co_consts=constants)
 
     def _bound(self, value: Any, used: set[str]) -> Any:
+        if callable(value) and isinstance(value, Hashable) and value in self._given:
+            return self._given[value]
         if isinstance(value, types.FunctionType) and self._is_ours(value):
             return self(value)
         if not is_namespace(value):

@@ -10,6 +10,7 @@ and all other fields that follow from what it writes: a loop is fastest if it do
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dis import get_instructions
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def constants(definition: Definition) -> dict[str, Any]:
         **{f"T_{name}": np.dtype(code) for name, code in TYPES.items()},
         **{f"T_obs_{i}": leaf.dtype for i, leaf in enumerate(definition.obs_leaves)},
         **{f"T_action_{i}": leaf.dtype for i, leaf in enumerate(definition.action_leaves)},
-        **{f"T_wide_{i}": wide_type(leaf).type for i, leaf in enumerate(definition.action_leaves)},
+        **{f"T_wide_{i}": wide_type(leaf, definition.single).type for i, leaf in enumerate(definition.action_leaves)},
     }  # fmt: skip
 
 
@@ -162,9 +163,9 @@ def _array(place: str | int, shape: Sequence[Any], dtype: str, name: str = "") -
 # `observe` writes it.
 
 
-def wide_type(leaf: Leaf) -> np.dtype[Any]:
+def wide_type(leaf: Leaf, single: bool = False) -> np.dtype[Any]:
     """Return the type in which `step` gets a leaf of the action."""
-    return np.dtype({"f": np.float64, "b": np.bool_}.get(leaf.dtype.kind, np.int64))
+    return np.dtype({"f": np.float32 if single else np.float64, "b": np.bool_}.get(leaf.dtype.kind, np.int64))
 
 
 def row_shape(leaf: Leaf, agents: int) -> tuple[int, ...]:
@@ -192,7 +193,7 @@ def take_lines(definition: Definition, array: str, row: str) -> list[str]:
 
 def call_lines(definition: Definition, reward: str, number: str) -> list[str]:
     """Call `step` with the action that `take_lines` has read; `reward` gets the reward, as such a number."""
-    action = _nested([f"given_{i}" for i, _ in enumerate(definition.action_leaves)], definition.nested_action)
+    action = nested([f"given_{i}" for i, _ in enumerate(definition.action_leaves)], definition.nested_action)
     if definition.num_agents > 1:
         return [f"ends = bool(step(state, {action}, rewards, rng))"]
     return [f"value, ending = step(state, {action}, rng)", f"{reward}, ends = {number}(value), bool(ending)"]
@@ -204,14 +205,14 @@ def observe_lines(definition: Definition, where: str, row: str) -> list[str]:
     for i, leaf in enumerate(definition.obs_leaves):
         zeros = loops(row_shape(leaf, definition.num_agents), f"seen_{i}[{INDICES}] = 0")
         lines += [f"seen_{i} = {where}_{i}[{row}]", *zeros]
-    return [*lines, f"observe(state, {_nested(values, definition.nested_obs)})"]
+    return [*lines, f"observe(state, {nested(values, definition.nested_obs)})"]
 
 
 def policy_call(
     definition: Definition, obs: Sequence[str], actions: Sequence[str], rng: str, params: Sequence[str]
 ) -> str:
     """Call a policy with the leaves of an observation and of an action."""
-    given = [_nested(obs, definition.nested_obs), _nested(actions, definition.nested_action), rng, *params]
+    given = [nested(obs, definition.nested_obs), nested(actions, definition.nested_action), rng, *params]
     return f"policy({', '.join(given)})"
 
 
@@ -223,8 +224,18 @@ def loops(shape: tuple[int, ...], statement: str) -> list[str]:
     return ["    " * depth + line for depth, line in enumerate(lines)]
 
 
-def _nested(values: Sequence[str], nested: bool) -> str:
-    return _as_tuple(values) if nested else values[0]
+def nested(values: Sequence[str], is_nested: bool) -> str:
+    """Write a tuple of values, or the only one if the space is not nested."""
+    return _as_tuple(values) if is_nested else values[0]
+
+
+def uses_chance(definition: Definition) -> bool:
+    """Say whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
+    code = definition.step.__code__
+    name = code.co_varnames[code.co_argcount - 1]
+    loaded = [one.argval for one in get_instructions(code)]
+    # Some instructions load two at once.
+    return name in code.co_cellvars or any(name in one if isinstance(one, tuple) else one == name for one in loaded)
 
 
 def _as_tuple(values: Sequence[str]) -> str:

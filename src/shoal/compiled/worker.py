@@ -15,9 +15,13 @@ import numpy as np
 from shoal import native
 from shoal.compiled import kernels
 from shoal.compiled.definition import Definition, define, find_class
+from shoal.compiled.mlp import Mlp
+from shoal.compiled.narrow import PRECISIONS, in_columns, narrow_definition
 from shoal.compiled.plain import PlainEnv
-from shoal.compiled.policy import random_policy
+from shoal.compiled.policy import random_policy, random_policy_within
 from shoal.compiled.random import begin_stream
+from shoal.compiled.single.columns import Columns
+from shoal.compiled.single.report import remark
 from shoal.compiled.task import Task
 from shoal.compiled.template import wide_type
 from shoal.envs.autoreset import KERNEL_MODES
@@ -27,10 +31,13 @@ from shoal.memory.packed_errors import PackedError, pack_error
 from shoal.memory.slab import Slab
 from shoal.native.layout import TASK_FRAME_FIELDS, TASK_LANE_FIELDS
 from shoal.spaces.leaves import assemble
+from shoal.support.checks import check_choice
 from shoal.support.cores import usable_cores
 from shoal.worker.base import EnvBlock, Stepper, WorkerChannel
 
 STEPPING, RESETTING, OBSERVING, UNKNOWN = 1, 2, 3, 4  # phases, as kernels number them
+MOST_BOUNDS = 64  # of random actions, as numbers in code
+STREAMED = 4 << 20  # bytes of observations from which on a rollout is written past the caches
 DURING = {STEPPING: "step", RESETTING: "reset", OBSERVING: "observe", UNKNOWN: "compiled code"}
 
 
@@ -43,8 +50,12 @@ def make_envs(env: Any, num_envs: int, env_kwargs: Mapping[str, Any], num_worker
     """
     kwargs = dict(env_kwargs)
     debug = bool(kwargs.pop("debug", os.environ.get("SHOAL_COMPILED_DEBUG", "") not in ("", "0")))
+    precision = kwargs.pop("precision", "double")
+    check_choice("precision", precision, PRECISIONS)
     env_class = find_class(env)
     definition = define(env_class, kwargs)
+    if precision == "single":
+        definition = narrow_definition(definition)
     function = env_class.__shoal_kernel__(definition, debug)
     return CompiledEnvs(definition, num_envs, function, num_workers or usable_cores(), debug)
 
@@ -66,12 +77,18 @@ class CompiledEnvs:
         self.together, self.resets_alone = self.group_size > 1, self.group_size == 1
         self.lane_names = list(range(self.group_size)) if self.together else None
         self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
-        self.states = definition.new_states(num_envs).view(np.recarray)
+        self.states: Any = definition.new_states(num_envs).view(np.recarray)
+        if not debug and in_columns(definition):
+            self.states = Columns(definition, num_envs)
         self.fields = (*(definition.dtype.names or ()), "state")  # what each env has for itself
-        self._bytes = np.asarray(self.states).view(np.uint8).reshape(num_envs, -1)
         self.seeds = np.frombuffer(secrets.token_bytes(8 * num_envs), np.uint64).copy()
         self.episodes = np.full(num_envs, -1, np.int64)
         self.rngs = np.zeros((num_envs, 1), np.uint64)
+
+    @property
+    def remark(self) -> str:
+        """Say how they are stepped, for the pool's plan; "" for nothing to say."""
+        return remark(self.definition, kernels.lanes_at_once(self.function)) if self.definition.single else ""
 
     @property
     def env(self) -> CompiledEnvs:
@@ -121,8 +138,8 @@ class CompiledEnvs:
 
     def _save(self, env: int) -> dict[str, Any]:
         return {
-            "state": self._bytes[env].copy(), "rng": self.rngs[env].copy(), "seed": self.seeds[env : env + 1].copy(),
-            "episode": self.episodes[env : env + 1].copy(),
+            "state": np.frombuffer(self.states[env].tobytes(), np.uint8).copy(), "rng": self.rngs[env].copy(),
+            "seed": self.seeds[env : env + 1].copy(), "episode": self.episodes[env : env + 1].copy(),
         }  # fmt: skip
 
     def load_rows(self, rows: Sequence[int], states: Sequence[Any]) -> None:
@@ -133,7 +150,8 @@ class CompiledEnvs:
                 continue
             if _kinds(state) != _kinds(self._save(env)):
                 raise DataError('the state was not saved by backend="compiled", and cannot be loaded by it')
-            self._bytes[env], self.rngs[env] = state["state"], state["rng"]
+            self.states[env] = np.frombuffer(state["state"].tobytes(), self.definition.dtype)[0]
+            self.rngs[env] = state["rng"]
             self.seeds[env], self.episodes[env] = state["seed"][0], state["episode"][0]
 
     def close(self) -> None:
@@ -145,6 +163,7 @@ class KernelStepper(Stepper):
 
     Attributes:
         kernel: the core's Kernel, for a full batch in one call; None if Python must look at each answer.
+        in_columns: whether the envs' states lie in columns, in single precision.
     """
 
     def __init__(self, block: EnvBlock, channel: WorkerChannel):
@@ -153,7 +172,7 @@ class KernelStepper(Stepper):
         self._definition, self._agents = self._envs.definition, self._envs.group_size
         self._lane = {name: slab.array("slot" if name == "slots" else name) for name in TASK_LANE_FIELDS}
         self._failed = np.zeros(self._envs.num_envs, np.uint8)
-        self._rolling = False
+        self._rolling, self.in_columns = False, isinstance(self._envs.states, Columns)
         self._policies: dict[Any, int] = {}  # the addresses of those that were compiled for rollouts
         self._task = self._fill_task(slab)
         self._core = native.Kernel(
@@ -181,8 +200,9 @@ class KernelStepper(Stepper):
         self._saved_states = np.zeros((kept, definition.dtype.itemsize), np.uint8)
         self._saved_rngs = np.zeros((kept, 1), np.uint64)
         for name, array in (
-            ("states", envs.states), ("seeds", envs.seeds), ("episodes", envs.episodes), ("rngs", envs.rngs),
-            ("failed", self._failed), ("saved_states", self._saved_states), ("saved_rngs", self._saved_rngs),
+            ("states", getattr(envs.states, "addresses", envs.states)), ("seeds", envs.seeds),
+            ("episodes", envs.episodes), ("rngs", envs.rngs), ("failed", self._failed),
+            ("saved_states", self._saved_states), ("saved_rngs", self._saved_rngs),
         ):  # fmt: skip
             task.array(name, array)
         for i, _ in enumerate(self._leaves):
@@ -206,16 +226,25 @@ class KernelStepper(Stepper):
         if policy == "random":
             if len(self._definition.action_leaves) != 1:
                 return False
-            policy, params = random_policy(self._definition.action_leaves[0])
+            leaf = self._definition.action_leaves[0]
+            within = self.in_columns and np.prod(leaf.shape) <= MOST_BOUNDS
+            policy, params = (random_policy_within(leaf), ()) if within else random_policy(leaf)
         if self.kernel is None or not kernels.available():
             return False
+        if isinstance(policy, Mlp) and not self.in_columns:
+            policy = policy.function(self._definition.obs_leaves, self._definition.action_leaves, params)
+        elif isinstance(policy, Mlp):
+            params = [np.ascontiguousarray(param, np.float32) for param in params]
         key = (policy, *((param.dtype, param.shape) for param in params))
         if key not in self._policies:  # a look into the cache on disk takes longer than many rollouts
-            self._policies[key] = kernels.policy_address(self._definition, policy, params)
+            compiler = kernels.rollout_address if self.in_columns else kernels.policy_address
+            self._policies[key] = compiler(self._definition, policy, params)
         task = self._task.copy((rngs, *params))
         task.number("frames", record.steps + 1)
+        task.number("streams", sum(array.nbytes for array in record.obs) > STREAMED)
         late = {name: getattr(record, name) for name in TASK_FRAME_FIELDS if name not in ("began", "status")}
-        late["status"] = np.zeros((record.steps, record.lanes), np.uint8)
+        if not self.in_columns:
+            late["status"] = np.zeros((record.steps, record.lanes), np.uint8)
         late.update({f"final.{i}": array for i, array in enumerate(record.finals or ())})
         for name, array in late.items():
             task.array(name, array, offset=-array.strides[0])
@@ -225,7 +254,7 @@ class KernelStepper(Stepper):
                 task.array(f"{kind}.{i}", array)
         self._rolling = True
         try:
-            row_bytes = tuple(array.strides[0] for array in record.actions)
+            row_bytes = () if self.in_columns else tuple(array.strides[0] for array in record.actions)
             self._core.rollout(task.table, self._policies[key], record.steps, row_bytes)
         finally:
             self._rolling = False

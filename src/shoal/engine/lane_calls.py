@@ -77,6 +77,11 @@ class LaneCalls(EnvCommands):
             self._scheduler.send(actions, env_ids)
             return self._wait_or_drop(self._scheduler.wait_for, env_ids, deadline)
 
+    @property
+    def narrow_rollouts(self) -> bool:
+        """Say whether rewards, returns and lengths of rollouts have 32 bits, as in single precision."""
+        return self._scheduler.narrow_rollouts
+
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a rollout without Python; False where that cannot be done."""
         with self.turn:

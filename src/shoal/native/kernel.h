@@ -39,7 +39,8 @@ typedef struct {
     KernelFunction policy;    /* NULL: one step */
     int64_t from, to;         /* steps of a rollout */
     int64_t size;             /* of its task */
-    int64_t leaves, row_bytes[64]; /* of its actions: how many arrays, and bytes of one step in each */
+    int64_t leaves, row_bytes[64]; /* of its actions: how many arrays, and bytes of one step in each; 0 arrays: the
+                                      policy is a kernel that makes the steps itself, up to TASK_UNTIL */
 } Job;
 
 typedef struct Kernel {
@@ -123,6 +124,12 @@ static void kernel_roll(Kernel *self, int64_t start, int64_t stop, Tally *tally)
     int64_t task[TASK_MOST];
     void *result = NULL, *error = NULL;
     memcpy(task, self->table, (size_t)self->job.size * sizeof(int64_t));
+    if (self->job.leaves == 0) {
+        task[TASK_SLOT] = self->job.from;
+        task[TASK_UNTIL] = self->job.to;
+        self->job.policy(&result, &error, (int64_t)(intptr_t)task, start, stop, (int64_t)(intptr_t)tally);
+        return;
+    }
     for (int64_t t = self->job.from; t < self->job.to; t++) {
         for (int64_t i = 0; i < self->job.leaves; i++) {
             int64_t at = TASK_LEAVES + LEAF_PLACES * i + LEAF_ACTION;
@@ -155,7 +162,8 @@ static void kernel_piece(Kernel *self, int64_t start, int64_t stop, Tally *tally
         else kernel_answer(self, start, stop, tally);
         return;
     }
-    for (; start < stop; start += BLOCK)
+    if (self->job.leaves == 0) kernel_roll(self, start, stop, tally);
+    else for (; start < stop; start += BLOCK)
         kernel_roll(self, start, start + BLOCK < stop ? start + BLOCK : stop, tally);
 }
 
@@ -306,7 +314,7 @@ static PyObject *kernel_run(PyObject *object, PyObject *Py_UNUSED(ignored)) {
 }
 
 /* rollout(task, policy, steps, bytes of one step's actions for each leaf): frame 0 has the first observations; actions
- * are written, and answers into the frames from 1 on. */
+ * are written, and answers into the frames from 1 on. Without leaves, the policy makes the steps itself. */
 static PyObject *kernel_rollout(PyObject *object, PyObject *args) {
     Kernel *self = (Kernel *)object;
     PyObject *task_object, *row_bytes;

@@ -128,7 +128,7 @@ AUTORESET = {"next_step": 0, "same_step": 1, "disabled": 2}
 
 # The table of numbers and addresses that a kernel is given; see task.h. First plain numbers, then the addresses of
 # fields (`slots` is the field `slot`), then those of arrays of the envs, then LEAF_PLACES for each leaf.
-TASK_NUMBERS = ("resets", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env")
+TASK_NUMBERS = ("resets", "slot", "now_ns", "lanes", "frames", "mode", "limit", "env", "until", "streams")
 TASK_LANE_FIELDS = ("requested", "answered", "op", "slots", "done_ns", "ended", "run_return", "run_length")
 TASK_FRAME_FIELDS = ("reward", "terminated", "truncated", "began", "status", "episode_return", "episode_length")
 TASK_ENV_FIELDS = ("states", "seeds", "episodes", "rngs", "failed", "saved_states", "saved_rngs")

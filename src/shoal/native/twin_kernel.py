@@ -122,6 +122,12 @@ class Kernel:
         result, error = ctypes.c_void_p(), ctypes.c_void_p()
         lanes = self._envs * self._agents
         now[layout.TASK_RESETS] = 0
+        if not row_bytes:  # the policy makes the steps itself
+            began, now[layout.TASK_SLOT], now[layout.TASK_UNTIL] = time.monotonic_ns(), 0, steps
+            tally = self._tally.ctypes.data
+            choose(ctypes.byref(result), ctypes.byref(error), now.ctypes.data, 0, self._envs, tally)
+            self._settle(lanes * steps, began)
+            return
         for t in range(steps):
             for leaf, nbytes in enumerate(row_bytes):
                 place = layout.TASK_LEAVES + layout.LEAF_PLACES * leaf

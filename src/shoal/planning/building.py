@@ -226,9 +226,10 @@ def settle_plan(measured: Plan | None, backend: Backend, source: EnvSource, opti
     plan = measured or options.plan or fixed_plan(backend, envs)
     if not backend.batched:
         plan = replace(plan, num_workers=min(plan.num_workers, envs))
+    remark = backend.remark(source)
     if reason:
         plan = replace(plan, reason=reason if measured is None else f"{plan.reason}; {reason}")
-    return plan
+    return replace(plan, reason=f"{plan.reason}; {remark}" if plan.reason else remark) if remark else plan
 
 
 def settle_shape(workers: Workers, summaries: Sequence[BlockSummary], plan: Plan, options: PoolOptions) -> Shape:

@@ -11,8 +11,9 @@ import pytest
 from compiled.envs import ALL
 from shoal.compiled import library
 from shoal.compiled.cuda.build import build, driver, simulated
-from shoal.compiled.cuda.source import KernelKind, arguments, length_type, narrow
+from shoal.compiled.cuda.source import KernelKind, arguments, length_type
 from shoal.compiled.definition import Definition, define
+from shoal.compiled.narrow import narrow
 from shoal.compiled.policy import random_policy
 from shoal.compiled.template import action_shape, row_shape
 
@@ -59,7 +60,7 @@ def types_of(definition: Definition, kind: KernelKind, precision: str) -> tuple[
         return types.Array(from_dtype(np.dtype(dtype)), dimensions, "C")
 
     known = {
-        "count": types.uint32, "steps": types.int32, "policy_seed": types.uint64, "seeds": array(np.uint64, 2),
+        "count": types.uint32, "steps": types.int32, "policy_seed": array(np.uint64, 1), "seeds": array(np.uint64, 2),
         "rngs": array(np.uint64, 2), "lengths": array(length_type(definition, kind.mode), 1),
         "mask": array(np.bool_, 1),
         "states": array(state, 1), "state_bytes": array(np.uint8, 2), "episode_length": array(np.int32, lanes),

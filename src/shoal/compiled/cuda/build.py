@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from shoal.compiled import random
-from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds, narrow
-from shoal.compiled.definition import Definition
+from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, launch_bounds
+from shoal.compiled.definition import Definition, single_versions
+from shoal.compiled.narrow import narrow, narrow_constant
 from shoal.compiled.numba_cpu import explain_env
 from shoal.compiled.rebuild import Rebuilder
 from shoal.errors import BadEnv
@@ -60,6 +61,8 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
 
     Numba compiles it at its first launch: `explained` says what is wrong if that fails.
     """
+    from shoal.compiled.cuda import registers, wide
+
     cuda, single = driver(), precision == "single"
     dtype = narrow(definition.dtype) if single else definition.dtype
     functions = {"reset": definition.reset, "step": definition.step, "observe": definition.observe}
@@ -67,7 +70,7 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
     if policy is not None:
         functions["policy"] = policy
     options = {"debug": True, "opt": False} if debug else {}
-    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), *[_narrow_constant] * single)
+    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), *[narrow_constant] * single)
     names = {**constants(definition, dtype), **{name: rebuild(one) for name, one in functions.items()}}
     names.update(cuda=cuda, T_NUMBER=np.float32 if single else np.float64)
     if simulated():
@@ -76,7 +79,11 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
         from numba import from_dtype
 
         names.update(T_STATE=from_dtype(dtype), record_at=cuda.jit(device=True)(lambda states, index: states[index]))
-    exec(compile(kernel_source(definition, kind), "<shoal kernel>", "exec"), names)
+    text = kernel_source(definition, kind)
+    if kind.does == "rollout" and registers.fits(definition):
+        text = registers.kernel_source(definition, kind)
+        names.update(registers.locals_of(definition), **{f"store_{n}": wide.store_wide(n) for n in (2, 4, 8, 16)})
+    exec(compile(text, "<shoal kernel>", "exec"), names)
     # With fastmath, divisions and roots of 32 bits need not be exact to the last bit. The user's functions are compiled
     # without it, so what they call (sin, exp) stays precise.
     bounds = {} if simulated() or debug else {"launch_bounds": launch_bounds(definition)}
@@ -90,21 +97,10 @@ def explained(definition: Definition, error: Exception) -> Exception:
     return BadEnv(text if text.startswith(definition.name) else f"{definition.name} on a GPU: {text}")
 
 
-def _narrow_constant(value: Any) -> Any:
-    """Make floats of 32 bits, so that arithmetic with them has no more: Python's own floats have 64."""
-    if isinstance(value, float):  # numpy's float64 is one too
-        return np.float32(value)
-    if isinstance(value, np.ndarray) and value.dtype == np.float64:
-        return value.astype(np.float32)
-    if isinstance(value, tuple):
-        return tuple(_narrow_constant(one) for one in value)
-    return value
-
-
 def _versions(single: bool) -> Any:
     # The simulator runs plain Python, where integers do not wrap around.
     versions = {one: one for one in random.VERSIONS} if simulated() else random.VERSIONS
-    return {**versions, random.uniform: _uniform_single} if single else versions
+    return {**versions, random.uniform: _uniform_single, **single_versions} if single else versions
 
 
 SHIFT_40, UNIT_24 = np.uint64(40), np.float32(2.0**-24)

@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from shoal.batch import Rollout
-from shoal.compiled.cuda.arrays import DeviceArray, is_capturing, pointer_of
+from shoal.compiled.cuda import registers
+from shoal.compiled.cuda.arrays import DeviceArray, bindings, is_capturing, pointer_of
 from shoal.compiled.cuda.build import build, check, driver, explained, simulated
 from shoal.compiled.cuda.memory import Array, CudaOptions, DeviceMemory, DeviceRollout
-from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments, narrow
-from shoal.compiled.definition import define, find_class
-from shoal.compiled.policy import is_policy, random_policy
+from shoal.compiled.cuda.source import BLOCK, KernelKind, arguments
+from shoal.compiled.definition import Definition, define, find_class
+from shoal.compiled.mlp import Mlp
+from shoal.compiled.narrow import narrow
+from shoal.compiled.policy import is_policy, random_policy, random_policy_within
 from shoal.compiled.template import wide_type
 from shoal.errors import BadAction, BadCall
-from shoal.spaces.leaves import Leaf, assemble, flatten, get_path
+from shoal.spaces.leaves import assemble, flatten, get_path
 from shoal.support.checks import whole_number
 
 
@@ -55,6 +58,7 @@ class CudaEnvs(DeviceMemory):
         self.track_episodes, self._debug = bool(given.track_episodes), bool(given.debug)
         self.single_observation_space, self.single_action_space = definition.observation_space, definition.action_space
         self._device = None if simulated() else driver().current_context().device.id
+        self._policy_seed = self._streams.zeros((1,), np.dtype(np.uint64))
         self.obs = self._nested("obs")
         self.final_obs = self._nested("final") if self.autoreset == "same_step" else None
         self.reward, self.terminated, self.truncated = map(self._view, ("reward", "terminated", "truncated"))
@@ -68,7 +72,7 @@ class CudaEnvs(DeviceMemory):
         mode = self.autoreset if steps and not masked else "disabled"
         return KernelKind(does, mode, masked, self._own_params, self.track_episodes and steps, policy_params)
 
-    def _launcher(self, kind: KernelKind, given: Mapping[str, Any], policy: Any = None) -> Any:
+    def _launcher(self, kind: KernelKind, given: Mapping[str, Any], policy: Any = None, names: Any = arguments) -> Any:
         """Make a function (stream) that launches a kernel with the envs' own arrays and those given."""
         if not self._begun and kind.does != "reset":
             raise BadCall(f"{kind.does}: the envs have not begun an episode; call reset() first")
@@ -76,7 +80,7 @@ class CudaEnvs(DeviceMemory):
             self._kernels[kind, policy] = build(self.definition, kind, self.precision, policy, self._debug)
         kernel = self._kernels[kind, policy]
         values = {**self._arguments(), "count": np.uint32(self.num_envs), "steps": np.int32(1), **given}
-        args = [values[name] for name in arguments(self.definition, kind)]
+        args = [values[name] for name in names(self.definition, kind)]
         blocks = -(-self.num_envs // BLOCK)
 
         def launch(stream: Any) -> None:
@@ -212,39 +216,77 @@ class CudaEnvs(DeviceMemory):
             raise BadCall("rollout: episodes must begin by themselves; make the envs with another autoreset")
         self._check_open()
         steps = whole_number("steps", steps, 1, 2**31 - 1)
-        choose, values = _chosen(policy, params, self.definition.action_leaves)
         if out is None:
             out = self._make_rollout(steps)
         elif not isinstance(out, DeviceRollout) or out.steps != steps or out.envs is not self:
             raise BadCall(f"rollout: out must be what a rollout of {steps} steps of these very envs has returned")
-        arrays, stream = out.arrays, self._streams.last
-        drawn = secrets.randbits(62) if seed is None else int(seed) % 2**64
-        given = {**arrays, "policy_seed": np.uint64(drawn), "steps": np.int32(steps)}
+        self._put_policy_seed(secrets.randbits(62) if seed is None else int(seed) % 2**64)
+        found = [pointer_of(param)[0] for param in params]
+        key = ("rollout", out.number, policy, *found) if None not in found else None
+        if key is None or not self._graphs.launch(key, self._streams.number(self._streams.current)):
+            launch = self._rollout_launcher(policy, params, out)
+            launch(self._streams.last)
+            plain = simulated() or self._debug or is_capturing(self._streams.current)
+            if key is not None and not plain and registers.fits(self.definition):
+                self._graphs.capture_repeated(key, launch)
+        return out
+
+    def _rollout_launcher(self, policy: Any, params: Sequence[Any], out: DeviceRollout) -> Any:
+        """Make a function (stream) that launches a rollout into the arrays of `out`."""
+        choose, values = _chosen(policy, params, self.definition)
+        arrays = out.arrays
+        given = {**arrays, "policy_seed": self._policy_seed, "steps": np.int32(out.steps)}
         for i, value in enumerate(values):
             host = isinstance(value, np.ndarray) and self.precision == "single"
             given[f"policy_param_{i}"] = self._on_device(value, narrow(value.dtype) if host else None)
-        for i, _ in enumerate(self.definition.obs_leaves):  # the first row is the present observation
-            arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"], stream=stream)
-            if f"final_{i}" in arrays:
-                self._streams.clear(arrays[f"final_{i}"])  # kernels write only those of episodes that end
-        self._launcher(self._kind("rollout", policy_params=len(values)), given, choose)(stream)
-        for name in self._answer_names:  # the envs show the last answers of the rollout
-            last = slice(len(arrays[name]) - self.num_envs, None)
-            self._arrays[name].copy_to_device(arrays[name][last], stream=stream)
-        return out
+        kind = self._kind("rollout", policy_params=len(values))
+        if registers.fits(self.definition):
+            given.update((f"now_{name}", self._arrays[name]) for name in self._answer_names)
+            return self._launcher(kind, given, choose, registers.arguments)
+        launch_kernel = self._launcher(kind, given, choose)
+
+        def launch(stream: Any) -> None:
+            for i, _ in enumerate(self.definition.obs_leaves):  # the first row is the present observation
+                arrays[f"obs_{i}"][: self.num_envs].copy_to_device(self._arrays[f"obs_{i}"], stream=stream)
+                if f"final_{i}" in arrays:
+                    self._streams.clear(arrays[f"final_{i}"])  # kernels write only those of episodes that end
+            launch_kernel(stream)
+            for name in self._answer_names:  # the envs show the last answers of the rollout
+                last = slice(len(arrays[name]) - self.num_envs, None)
+                self._arrays[name].copy_to_device(arrays[name][last], stream=stream)
+
+        return launch
+
+    def _put_policy_seed(self, seed: int) -> None:
+        """Let the next rollout draw by this seed. It lies on the GPU, so that captured launches can have another."""
+        if simulated():
+            self._policy_seed.copy_to_device(np.array([seed], np.uint64))
+            return
+        api, handle = bindings(), self._streams.current
+        self._streams.use(handle)
+        address = int(self._policy_seed.__cuda_array_interface__["data"][0])
+        for part in range(2):  # 32 bits each, which the driver takes by value
+            api.cuMemsetD32Async(address + 4 * part, (seed >> 32 * part) & 0xFFFFFFFF, 1, api.CUstream(handle))
 
 
-def _chosen(policy: Any, params: Sequence[Any], action_leaves: Sequence[Leaf]) -> tuple[Any, list[Any]]:
+def _chosen(policy: Any, params: Sequence[Any], definition: Definition) -> tuple[Any, list[Any]]:
     """Return the function that chooses actions, and its params as arrays."""
+    leaves = definition.action_leaves
+    values = [param if hasattr(param, "shape") else np.atleast_1d(param) for param in params]
     if isinstance(policy, str) and policy == "random":
-        if len(action_leaves) != 1:
+        if len(leaves) != 1:
             raise BadCall('rollout: "random" is for action spaces of one part; write a compiled.policy for others')
         if len(params):
             raise BadCall('rollout: params are for a compiled.policy, and "random" takes none')
-        policy, params = random_policy(action_leaves[0])
-    elif not is_policy(policy):
+        if registers.fits(definition):
+            return random_policy_within(leaves[0]), []
+        policy, bounds = random_policy(leaves[0])
+        return policy, list(bounds)
+    if isinstance(policy, Mlp):
+        return policy.function(definition.obs_leaves, leaves, values, on_gpu=driver()), values
+    if not is_policy(policy):
         raise BadCall(f'rollout: expected a function marked by shoal.compiled.policy or "random", found {policy!r}')
-    return policy, [param if hasattr(param, "shape") else np.atleast_1d(param) for param in params]
+    return policy, values
 
 
 class PoolEnvs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import numpy.typing as npt
 from shoal.batch import Rollout
 from shoal.compiled.cuda.arrays import DeviceArray, Graphs, Streams
 from shoal.compiled.cuda.build import driver, simulated
-from shoal.compiled.cuda.source import has_columns, length_type, narrow
+from shoal.compiled.cuda.source import length_type
 from shoal.compiled.definition import Definition
+from shoal.compiled.narrow import has_columns, narrow
 from shoal.compiled.template import action_shape, row_shape
 from shoal.envs.autoreset import KERNEL_MODES
 from shoal.errors import BadCall, PoolClosed
@@ -22,6 +24,7 @@ from shoal.spaces.leaves import assemble
 from shoal.support.checks import check_choice
 
 Array = npt.NDArray[Any]
+_rollout_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -57,11 +60,13 @@ class DeviceRollout(Rollout):
     Attributes:
         arrays: the same memory, as kernels write it.
         envs: those that made it.
+        number: one that no other rollout of this process has.
     """
 
     arrays: dict[str, Any]
     steps: int
     envs: DeviceMemory
+    number: int
 
 
 class DeviceMemory:
@@ -148,6 +153,7 @@ class DeviceMemory:
             arrays=arrays,
             steps=steps,
             envs=self,
+            number=next(_rollout_numbers),
         )
 
     def _view(

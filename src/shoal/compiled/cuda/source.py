@@ -8,14 +8,24 @@ that are the same for all envs are arguments.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dis import get_instructions
 from typing import Any
 
 import numpy as np
 
 from shoal.compiled.definition import Definition, cleared_bytes
+from shoal.compiled.narrow import has_columns
 from shoal.compiled.policy import STREAM
-from shoal.compiled.template import call_lines, fill, indented, loops, observe_lines, policy_call, take_lines, wide_type
+from shoal.compiled.template import (
+    call_lines,
+    fill,
+    indented,
+    loops,
+    observe_lines,
+    policy_call,
+    take_lines,
+    uses_chance,
+    wide_type,
+)
 from shoal.spaces.leaves import Leaf
 
 BLOCK = 128  # threads of a block
@@ -79,12 +89,6 @@ if fresh:
 """
 
 
-def has_columns(definition: Definition) -> bool:
-    """Say whether each field of a state has an array of its own: not if some are arrays, which threads index."""
-    names = definition.dtype.names or ()
-    return all(definition.dtype[name].shape == () for name in names) and len(names) <= 32
-
-
 def launch_bounds(definition: Definition) -> tuple[int, ...]:
     """Return the threads of a block and, for kernels that mostly wait for memory, how many blocks run at once."""
     small = has_columns(definition) and len(definition.dtype.names or ()) <= 16
@@ -95,14 +99,6 @@ def length_type(definition: Definition, mode: str) -> type[np.signedinteger[Any]
     """Return the type of an episode's number of steps: small, because each step reads and writes it."""
     limit = definition.max_episode_steps
     return np.int16 if limit is not None and limit < 2**15 - 1 and mode != "disabled" else np.int32
-
-
-def narrow(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same type with floats of 32 bits."""
-    if dtype.fields:
-        fields = [(name, narrow(dtype[name].base), dtype[name].shape) for name in dtype.fields]
-        return np.dtype(fields, align=True)
-    return np.dtype(np.float32) if dtype == np.float64 else dtype
 
 
 def arguments(definition: Definition, kind: KernelKind) -> list[str]:
@@ -139,18 +135,14 @@ def kernel_source(definition: Definition, kind: KernelKind) -> str:
     """
     keeps_stream = uses_chance(definition)
     declare = ["rng = cuda.local.array(1, np.uint64)"]
-    names = definition.dtype.names or ()
     if has_columns(definition):
         declare += ["local = cuda.local.array(1, T_STATE)"]
-        own = [name for name in names if kind.own_params or name not in definition.params]
-        load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
-        load += [f"state.{name} = field_{name}" for name in names if name not in own]
-        store = [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
+        load, store = column_lines(definition, kind.own_params)
     else:
         load, store = ["state = record_at(states, env)"], []
     store += ["lengths[env] = length", *["rngs[env, 0] = rng[0]"] * keeps_stream]
     if kind.does == "reset":
-        act = [*_begin_lines(definition), *observe_lines(definition, "obs", "env")]
+        act = [*begin_lines(definition), *observe_lines(definition, "obs", "env")]
     else:
         load += ["length = lengths[env]", *["rng[0] = rngs[env, 0]"] * keeps_stream]
         act = _step_lines(definition, kind)
@@ -164,16 +156,17 @@ def kernel_source(definition: Definition, kind: KernelKind) -> str:
     return fill(f"def kernel({', '.join(arguments(definition, kind))}):" + BODY, parts)
 
 
-def uses_chance(definition: Definition) -> bool:
-    """Say whether `step` draws random numbers: if not, a stream need not be kept from step to step."""
-    code = definition.step.__code__
-    name = code.co_varnames[code.co_argcount - 1]
-    loaded = [one.argval for one in get_instructions(code)]
-    # Some instructions load two at once.
-    return name in code.co_cellvars or any(name in one if isinstance(one, tuple) else one == name for one in loaded)
+def column_lines(definition: Definition, own_params: bool) -> tuple[list[str], list[str]]:
+    """Take the numbers of a state into registers, and put them back."""
+    names = definition.dtype.names or ()
+    own = [name for name in names if own_params or name not in definition.params]
+    load = ["state = record_at(local, 0)", *(f"state.{name} = field_{name}[env]" for name in own)]
+    load += [f"state.{name} = field_{name}" for name in names if name not in own]
+    return load, [f"field_{name}[env] = state.{name}" for name in own if name not in definition.params]
 
 
-def _begin_lines(definition: Definition) -> list[str]:
+def begin_lines(definition: Definition) -> list[str]:
+    """Let an env begin its next episode."""
     clear = ["for i in range(CLEARED):", "    state_bytes[env, i] = 0"]
     if has_columns(definition):
         names = definition.dtype.names or ()
@@ -218,7 +211,7 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
         ],
         "track": ["so_far = 0 if begins else length", *"\n".join(track).splitlines()] * kind.tracks,
         "final": ["if over:", *indented(observe_lines(definition, "final", "row"))] * (mode == "same_step"),
-        "begin": _begin_lines(definition),
+        "begin": begin_lines(definition),
         "end": [*["if over:", "    length = ENDED"] * (mode == "next_step"), *began],
         "observe": observe_lines(definition, "obs", "seen_row"),
     }
@@ -227,9 +220,9 @@ def _step_lines(definition: Definition, kind: KernelKind) -> list[str]:
         return lines
     first = [f"began[env{k}] = length == 0" for k in of_agents]
     make = [f"policy_rng = cuda.local.array({agents}, np.uint64)"]
-    make += [f"policy_seed += np.uint64(env) * np.uint64({agents})"]
+    make += [f"policy_first = policy_seed[0] + np.uint64(env) * np.uint64({agents})"]
     for k in range(agents):
-        make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_seed + np.uint64({k}), POLICY_STREAM)")
+        make.append(f"begin_stream(policy_rng[{k}:{k + 1}], policy_first + np.uint64({k}), POLICY_STREAM)")
     return [*make, *first, "for t in range(steps):", *indented(lines)]
 
 

@@ -15,7 +15,17 @@ from shoal import compiled
 CLOSE = 1.0 + 2.0**-5
 
 
-@compiled.function
+def same(x: Any) -> Any:
+    """Return x: in single precision it is a float32 already."""
+    return x
+
+
+def product(x: Any) -> Any:
+    """Return the square of x."""
+    return x * x
+
+
+@compiled.function(single=same)
 def single(x: float) -> Any:
     """Return the float32 nearest to x, as a float64.
 
@@ -25,7 +35,7 @@ def single(x: float) -> Any:
     return np.float64(np.float32(x))
 
 
-@compiled.function
+@compiled.function(single=product)
 def square(x: float) -> Any:
     """Return x ** 2 as the C library's pow rounds it, which once in a thousand times is not as x * x rounds.
 
@@ -40,7 +50,7 @@ def square(x: float) -> Any:
     return x ** (2.0 + 0.0 * x)  # a compiler would make x * x of a constant exponent
 
 
-@compiled.function
+@compiled.function(single=product)
 def square_single(x: Any) -> Any:
     """Return the square of a float32, in float32."""
     return x ** (np.float32(2.0) + np.float32(0.0) * x)
@@ -263,7 +273,12 @@ def accelerations(theta1: float, theta2: float, omega1: float, omega2: float, to
     return alpha1, alpha2
 
 
-@compiled.function
+def wrapped_at_once(angle: Any) -> Any:
+    """Do as `wrapped`, without a loop."""
+    return angle - 2 * math.pi * math.floor(angle / (2 * math.pi) + 0.5)
+
+
+@compiled.function(single=wrapped_at_once)
 def wrapped(angle: float) -> float:
     """Return the angle between -pi and pi."""
     while angle > math.pi:
