@@ -19,7 +19,7 @@ ROOT = Path(shoal.__file__).parent
 LAYERS = (
     "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
     "compiled", "options", "engine", "planning", "remote", "observe", "building", "rollout", "pool", "wrappers",
-    "graph", "dialects", "torchrl", "make", "emulation", "group", "tuning", "scaling", "__init__", "cli",
+    "graph", "dialects", "torchrl", "make", "emulation", "group", "tuning", "scaling", "__init__", "learn", "cli",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
 MOST_AT_THE_TOP = 10
@@ -27,7 +27,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env", "torchrl", "tensordict",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "cli", "tuning", "compiled", "remote"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "cli", "tuning", "compiled", "remote", "learn"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 
@@ -121,6 +121,7 @@ def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
         "shoal.dialects.envpool",
         "shoal.dialects.puffer",
         "shoal.dialects.agents",
+        "shoal.learn",
     ],
 )
 def test_import_stays_light(module: str) -> None:
