@@ -15,7 +15,6 @@ import torch
 from shoal.errors import CannotSnapshot, DataError
 from shoal.learn.ppo import Learner
 from shoal.learn.ways import Built
-from shoal.wrappers.running import RunningMeanStd
 
 KIND, VERSION = "shoal training", 1
 NAME = "checkpoint.pt"
@@ -91,24 +90,14 @@ def restore(document: Mapping[str, Any], built: Built, trusted: bool = False) ->
 
 
 def _learner_state(learner: Learner) -> dict[str, Any]:
-    optimizer = learner.optimizer.state_dict()
-    stats = {name: _numbers(getattr(learner, name)) for name in ("obs_stats", "return_stats")}
     return {
-        "optimizer": optimizer, "generator": learner.generator.get_state(), "running": learner.running,
-        "reward_scale": learner.reward_scale, **stats,
+        "optimizer": learner.optimizer.state_dict(), "generator": learner.generator.get_state(),
+        "running": learner.running, "return_stats": learner.return_stats.state_dict(),
     }  # fmt: skip
-
-
-def _numbers(stats: RunningMeanStd) -> dict[str, Any]:
-    data = stats.as_data()
-    return {"mean": torch.as_tensor(data["mean"]), "var": torch.as_tensor(data["var"]), "count": data["count"]}
 
 
 def _load_learner(learner: Learner, state: Mapping[str, Any]) -> None:
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.generator.set_state(state["generator"])
-    learner.running = state["running"].to(learner.device)
-    learner.reward_scale.copy_(state["reward_scale"])
-    for name in ("obs_stats", "return_stats"):
-        data = {key: value.numpy() if torch.is_tensor(value) else value for key, value in state[name].items()}
-        setattr(learner, name, RunningMeanStd.from_data(data))
+    learner.running.copy_(state["running"])
+    learner.return_stats.load_state_dict(state["return_stats"])

@@ -188,7 +188,7 @@ class CompiledWay(PoolWay):
         nothing = np.zeros(1, np.float32)
         stats = [nothing[:0], nothing[:0]]
         if encoder.normalize:
-            stats = [encoder.mean.cpu().numpy(), encoder.scale.cpu().numpy()]
+            stats = [encoder.stats.mean.float().numpy(), encoder.stats.scale().numpy()]
         last = [np.array(policy.choices, np.int64), self._lows] if std is None else [std, nothing]
         return [self._sizes, weights, *stats, *last]
 

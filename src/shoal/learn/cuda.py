@@ -43,6 +43,9 @@ class CudaWay:
         self._answers = {name: _tensor(getattr(envs, name)) for name in names}
         self.experience = Experience.empty(policy, self.steps, self.lanes, device)
         flat: Any = {"device": device}
+        if policy.shared:  # what the rollout computes anyway need not be computed once more
+            self.experience.outputs = torch.zeros(self.steps, self.lanes, policy.outputs, **flat)
+            self.experience.values = torch.zeros(self.steps + 1, self.lanes, **flat)
         self._returns = torch.zeros(self.steps, self.lanes, **flat)
         self._lengths = torch.zeros(self.steps, self.lanes, dtype=torch.int32, **flat)
         self._ended = torch.zeros(self.lanes, dtype=torch.bool, **flat)
@@ -64,7 +67,12 @@ class CudaWay:
         memory, ended = seen.memory, self._ended
         flags = [answers["terminated"], answers["truncated"]]
         for t in range(self.steps):
-            rows, memory = policy.act(seen.obs[t], memory, seen.began[t], noise[t])
+            features, memory = policy.remember(policy.body(policy.encoder(seen.obs[t])), memory, seen.began[t])
+            outputs = policy.actor(features)
+            if seen.outputs is not None and seen.values is not None:  # critic and actor share their layers
+                seen.outputs[t].copy_(outputs)
+                seen.values[t].copy_(policy.critic(features).reshape(self.lanes))
+            rows = policy.choose(outputs, noise[t])
             seen.actions[t].copy_(rows)
             self.envs.step(self._as_actions(rows))
             seen.began[t + 1].copy_(ended)  # a step after an episode's end only begins the next one
@@ -76,6 +84,9 @@ class CudaWay:
             self._lengths[t].copy_(answers["episode_length"])
             torch.logical_or(*flags, out=ended)
         self._first.copy_(memory)
+        if seen.values is not None:
+            features, _ = policy.remember(policy.body(policy.encoder(seen.obs[-1])), memory, seen.began[-1])
+            seen.values[-1].copy_(policy.critic(features).reshape(self.lanes))
         torch.logical_not(seen.began[1:], out=seen.valid)
         done = (seen.terminated | seen.truncated).double()
         self.tally.copy_(torch.stack([done.sum(), (self._returns * done).sum(), (self._lengths * done).sum()]))
@@ -156,6 +167,7 @@ class CudaBuilt(Built):
         """Do all that a turn does on the GPU."""
         way, learner = self.way, self.learner
         way.roll()
+        learner.scale_rewards(way.experience)
         targets = learner.targets(way.experience)
         learner.sums.zero_()
         for _ in range(learner.settings.epochs):
@@ -163,10 +175,11 @@ class CudaBuilt(Built):
             lanes = torch.rand(way.lanes, device=learner.device).argsort()
             for batch in learner.minibatches(targets, lanes):
                 learner.step(batch)
+        learner.observe(way.experience)
 
     def capture(self) -> None:
         """Capture a turn, and begin anew."""
-        weights = self.learner.weights.detach().clone()
+        before = {name: value.clone() for name, value in self._state().items()}
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -178,13 +191,20 @@ class CudaBuilt(Built):
         with torch.cuda.graph(self.graph):
             self.body()
         with torch.no_grad():
-            self.learner.weights.copy_(weights)
+            for name, value in self._state().items():
+                value.copy_(before[name])
             for state in self.learner.optimizer.state.values():
                 for value in state.values():
                     value.zero_()
         self.way.begin_anew()
         torch.cuda.manual_seed(self.way.seed)
         torch.cuda.synchronize()
+
+    def _state(self) -> dict[str, Tensor]:
+        """Return all tensors that learning changes, but those of the optimizer."""
+        learner = self.learner
+        stats = {f"returns.{name}": value for name, value in learner.return_stats.state_dict().items()}
+        return {**self.policy.state_dict(), **stats, "running": learner.running}
 
     def turn(self) -> Turn:
         """Make a rollout and learn from it, by one launch."""
@@ -193,9 +213,6 @@ class CudaBuilt(Built):
             self.graph.replay()
         else:
             self.body()
-        seen = self.way.experience
-        self.learner.scale_rewards(seen)
-        self.learner.observe(seen)
         sums = torch.cat([self.learner.sums.double(), self.way.tally]).tolist()
         count = max(sums[len(LOSSES)], 1.0)
         losses = {name: total / count for name, total in zip(LOSSES, sums, strict=False)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,31 +48,52 @@ def layer(inputs: int, outputs: int, gain: float = math.sqrt(2)) -> nn.Linear:
     return made
 
 
-def layers(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
+class Layers(nn.Sequential):
+    """Some layers with tanh after each; with `half` they compute in 16 bits on a GPU: half of the bytes to move."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], half: bool):
+        pairs = zip([inputs, *hidden[:-1]], hidden, strict=True)
+        super().__init__(*[part for pair in pairs for part in (layer(*pair), Tanh())])
+        self.half_precision = half
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.half_precision and x.is_cuda):
+            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        with torch.autocast("cuda", torch.bfloat16):
+            return super().forward(x).float()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def layers(inputs: int, hidden: Sequence[int], half: bool = False) -> Layers:
     """Make some layers with tanh after each."""
-    pairs = zip([inputs, *hidden[:-1]], hidden, strict=True)
-    return nn.Sequential(*[part for pair in pairs for part in (layer(*pair), Tanh())])
+    return Layers(inputs, hidden, half)
 
 
 class ImageNet(nn.Module):
-    """A small CNN for images of 8 bits: [height, width], with channels first or last."""
+    """A small CNN for images of 8 bits: [height, width], with channels first or last.
+
+    Where sides can be divided by 4, blocks of 4 x 4 pixels become channels first. A convolution of 2 x 2 over those is
+    one of 8 x 8 in steps of 4 over pixels, and computers are better at it.
+    """
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         self.last = len(shape) == 3 and int(np.argmin(shape)) != 0
         self.flat = len(shape) == 2
         channels = 1 if self.flat else shape[2 if self.last else 0]
-        side = sorted(shape)[-2:][0]
-        large = [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
-        small = [(16, 8, 4), (32, 4, 2)]
-        tiny = [(16, 3, 1), (32, 3, 2)]
-        plan = large if side >= 80 else small if side >= 36 else tiny
-        self.width = 512 if side >= 80 else 256
+        sides = shape if self.flat else shape[:2] if self.last else shape[1:]
+        self.blocks = 4 if min(sides) >= 36 and not any(side % 4 for side in sides) else 1
+        large = min(sides) >= 80
+        first = (2, 1) if self.blocks == 4 else (8, 4) if min(sides) >= 36 else (3, 1)
+        plan = [((32 if large else 16), *first), ((64 if large else 32), 4 if min(sides) >= 36 else 3, 2)]
+        plan += [(64, 3, 1)] if large else []
+        self.width = 512 if large else 256
         parts: list[nn.Module] = []
+        channels *= self.blocks**2
         for outputs, size, stride in plan:
-            parts += [nn.Conv2d(channels, outputs, size, stride), nn.ReLU()]
-            nn.init.orthogonal_(parts[-2].weight, math.sqrt(2))  # type: ignore[arg-type]
-            nn.init.zeros_(parts[-2].bias)  # type: ignore[arg-type]
+            convolution = nn.Conv2d(channels, outputs, size, stride)
+            nn.init.orthogonal_(convolution.weight, math.sqrt(2))
+            nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+            parts += [convolution, nn.ReLU()]
             channels = outputs
         self.convolutions = nn.Sequential(*parts, nn.Flatten())
         with torch.no_grad():
@@ -80,9 +101,8 @@ class ImageNet(nn.Module):
         self.out = nn.Sequential(layer(inputs, self.width), nn.ReLU())
 
     def _planes(self, images: Tensor) -> Tensor:
-        if self.flat:
-            return images[:, None]
-        return images.permute(0, 3, 1, 2) if self.last else images
+        planes = images[:, None] if self.flat else images.permute(0, 3, 1, 2) if self.last else images
+        return F.pixel_unshuffle(planes, self.blocks) if self.blocks > 1 else planes
 
     def forward(self, images: Tensor) -> Tensor:
         planes = self._planes(images)
@@ -98,11 +118,45 @@ def is_picture(leaf: Leaf) -> bool:
     return leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3) and sorted(leaf.shape)[-2] >= 8 and not leaf.discrete
 
 
-class Encoder(nn.Module):
-    """Turns rows of observations, as Emulation lays them out, into features: images by a CNN, choices as one-hot."""
+class RunningMoments(nn.Module):
+    """Mean and variance of all values so far, as `shoal.wrappers.RunningMeanStd` has them, where the values are.
+
+    Nothing of it waits for a GPU.
+    """
 
     mean: Tensor
-    scale: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.full((), 1e-4, dtype=torch.float64))
+
+    def scale(self) -> Tensor:
+        """Return what to multiply values by, so that their variance is 1."""
+        return (1.0 / (self.var + 1e-8).sqrt()).float()
+
+    @torch.no_grad()
+    def add(self, values: Tensor, valid: Tensor, reduce: Callable[[Tensor], Any] | None = None) -> None:
+        """Add the valid rows of values [steps, lanes, size]; `reduce` sums a tensor over all ranks, in place."""
+        weight = valid.to(torch.float64)[..., None]
+        shifted = (values - self.mean) * weight  # near 0, so that squares lose nothing
+        sums = torch.stack([shifted.sum((0, 1)), (shifted * shifted).sum((0, 1)), weight.sum().expand_as(self.mean)])
+        if reduce is not None:
+            reduce(sums)
+        count = sums[2].clamp(min=1.0)
+        mean, total = sums[0] / count, self.count + sums[2]
+        var = sums[1] / count - mean * mean
+        share = sums[2] / total
+        self.var.copy_(self.var * (1 - share) + var * share + mean * mean * share * (1 - share))
+        self.mean.add_(mean * share)
+        self.count.add_(sums[2][0] if len(sums[2]) else 0.0)
+
+
+class Encoder(nn.Module):
+    """Turns rows of observations, as Emulation lays them out, into features: images by a CNN, choices as one-hot."""
 
     def __init__(self, space: Space[Any], normalize: bool):
         super().__init__()
@@ -116,8 +170,7 @@ class Encoder(nn.Module):
         choices = [np.ravel(leaf.high).astype(int) - np.ravel(leaf.low) + 1 for leaf in self.leaves if leaf.discrete]  # type: ignore[arg-type]
         self.width = self.numbers + int(sum(one.sum() for one in choices))
         self.width += sum(one.width for one in self.pictures.children() if isinstance(one, ImageNet))
-        self.register_buffer("mean", torch.zeros(self.numbers))
-        self.register_buffer("scale", torch.ones(self.numbers))
+        self.stats = RunningMoments(self.numbers)
 
     @staticmethod
     def _is_number(leaf: Leaf) -> bool:
@@ -137,7 +190,7 @@ class Encoder(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         vector = self.vector(rows)
         if self.normalize:
-            vector = ((vector - self.mean) * self.scale).clamp(-LIMIT, LIMIT)
+            vector = ((vector - self.stats.mean.float()) * self.stats.scale()).clamp(-LIMIT, LIMIT)
         if self.plain:
             return vector
         nested, found = self.emulation.unflatten(rows), [vector] if self.numbers else []

@@ -17,11 +17,10 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from shoal.learn.encoders import LIMIT, Encoder, layer, layers
+from shoal.learn.encoders import LIMIT, Encoder, RunningMoments, layer, layers
 from shoal.ranks import Ranks
 from shoal.spaces.emulation import ActionEmulation
 from shoal.support.checks import number, whole_number
-from shoal.wrappers.running import RunningMeanStd, merge_ranks
 
 EPSILON = 1e-8
 
@@ -44,6 +43,7 @@ class Hyperparameters:
         hidden: sizes of the layers.
         shared: whether actor and critic share all layers but their last; None for images and memory only.
         memory: "lstm" or "gru" for a policy that remembers; None for one that does not.
+        half: whether hidden layers compute in 16 bits on a GPU.
     """
 
     total_steps: int = 500_000
@@ -65,6 +65,7 @@ class Hyperparameters:
     hidden: tuple[int, ...] = (64, 64)
     shared: bool | None = None
     memory: str | None = None
+    half: bool = False
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "steps", "epochs", "minibatches"):
@@ -112,15 +113,15 @@ class Policy(nn.Module):
         only_pictures = pictures and not self.encoder.numbers and not settings.memory
         self.body: nn.Module = nn.Identity()
         if self.shared and not only_pictures:
-            self.body, width = layers(width, hidden), hidden[-1]
+            self.body, width = layers(width, hidden, settings.half), hidden[-1]
         self.cell: nn.Module | None = None
         if settings.memory:
             self.cell = (nn.LSTMCell if settings.memory == "lstm" else nn.GRUCell)(width, width)
         self.width = width
-        own = nn.Identity() if self.shared else layers(width, hidden)
+        own = nn.Identity() if self.shared else layers(width, hidden, settings.half)
         last = width if self.shared else hidden[-1]
         self.actor = nn.Sequential(own, layer(last, self.outputs, 0.01))
-        own = nn.Identity() if self.shared else layers(width, hidden)
+        own = nn.Identity() if self.shared else layers(width, hidden, settings.half)
         self.critic = nn.Sequential(own, layer(last, 1, 1.0))
 
     # ---- one step ---------------------------------------------------------------------------------------------
@@ -172,10 +173,6 @@ class Policy(nn.Module):
             rows[..., self.floats] = outputs[..., at:] + self.log_std.exp() * noise[..., at:]
         return rows
 
-    def best(self, outputs: Tensor) -> Tensor:
-        """Return the most probable actions."""
-        return self.choose(outputs, torch.zeros_like(outputs))
-
     def judge(self, outputs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logarithms of the probabilities of actions, and the entropies."""
         log_prob: Any = 0.0
@@ -224,6 +221,8 @@ class Experience:
         valid: bool [steps, lanes], where step t is one to learn from. Steps that only begin an episode are not, nor are
             those of absent agents, nor the report that a lane was restarted.
         memory: what the policy remembered before the first step.
+        outputs, values: what actor [steps, lanes, ...] and critic [steps + 1, lanes] said to `obs`; None if that is
+            still to be computed.
         final_at, final_obs: under same_step autoreset, indices into [steps * lanes] of steps whose next observation
             belongs to another episode already, and their last observations.
     """
@@ -236,6 +235,8 @@ class Experience:
     began: Tensor
     valid: Tensor
     memory: Tensor
+    outputs: Tensor | None = None
+    values: Tensor | None = None
     final_at: list[int] = field(default_factory=list)
     final_obs: list[Any] = field(default_factory=list)
 
@@ -297,7 +298,7 @@ class Targets(NamedTuple):
 
     obs: Tensor
     actions: Tensor
-    numbers: Tensor  # [..., 5]: logarithm of the probability, value, advantage, return, weight
+    numbers: Tensor  # [5, ...]: logarithm of the probability, value, advantage, return, weight
     memory: Tensor
     began: Tensor
 
@@ -330,10 +331,8 @@ class Learner:
             rate = torch.tensor(rate, device=self.device)
         cuda = self.device.type == "cuda"
         self.optimizer = torch.optim.Adam([self.weights], lr=rate, eps=1e-5, fused=True, capturable=cuda)
-        self.obs_stats = RunningMeanStd(shape=(policy.encoder.numbers,))
-        self.return_stats = RunningMeanStd()
+        self.return_stats = RunningMoments(1).to(self.device)
         self.running = torch.zeros(lanes, device=self.device)  # discounted returns, to scale rewards by
-        self.reward_scale = torch.ones((), device=self.device)
         self.sums = torch.zeros(len(LOSSES) + 1, device=self.device)
 
     # ---- what there is to learn -------------------------------------------------------------------------------
@@ -342,8 +341,10 @@ class Learner:
     def targets(self, seen: Experience) -> Targets:
         """Compute values, probabilities, advantages and returns of a rollout."""
         settings, policy = self.settings, self.policy
-        outputs, values = policy.evaluate(seen.obs, seen.memory, seen.began)
-        log_prob, _ = policy.judge(outputs[:-1], seen.actions)
+        outputs, values = seen.outputs, seen.values
+        if outputs is None or values is None:
+            outputs, values = policy.evaluate(seen.obs, seen.memory, seen.began)
+        log_prob, _ = policy.judge(outputs[: len(seen.actions)], seen.actions)
         next_values = values[1:]
         if seen.final_at:
             next_values = next_values.clone()
@@ -354,29 +355,30 @@ class Learner:
             next_values.view(-1)[torch.as_tensor(seen.final_at, device=self.device)] = last[0]
         reward = seen.reward
         if settings.normalize_reward:
-            reward = (reward * self.reward_scale).clamp(-LIMIT, LIMIT)
+            reward = (reward * self.return_stats.scale()).clamp(-LIMIT, LIMIT)
         done = seen.terminated | seen.truncated
         advantages = estimate_advantages(
             reward, seen.terminated, done, seen.valid, values[:-1], next_values, settings.gamma, settings.trace
         )
         numbers = [log_prob, values[:-1], advantages, advantages + values[:-1], seen.valid.to(reward.dtype)]
-        return Targets(seen.obs[:-1], seen.actions, torch.stack(numbers, -1), seen.memory, seen.began[:-1])
+        return Targets(seen.obs[:-1], seen.actions, torch.stack(numbers), seen.memory, seen.began[:-1])
 
     def minibatches(self, targets: Targets, lanes: Tensor | None = None) -> Iterator[Targets]:
         """Cut into minibatches: of any steps, or of whole lanes where the policy remembers, or lanes are given."""
         obs, actions, numbers, memory, began = targets
         if lanes is None and self.policy.cell is None:
-            order = torch.randperm(numbers.shape[0] * numbers.shape[1], generator=self.generator).to(obs.device)
-            flat = [x.reshape(-1, x.shape[-1]) for x in (obs, actions, numbers)]
+            order = torch.randperm(numbers[0].numel(), generator=self.generator).to(obs.device)
+            flat_obs, flat_actions = (x.reshape(-1, x.shape[-1]) for x in (obs, actions))
+            flat = numbers.reshape(len(numbers), -1)
             for rows in order.chunk(self.settings.minibatches):
-                parts = [x.index_select(0, rows) for x in flat]
-                yield Targets(parts[0], parts[1], parts[2], memory, began)
+                picked = flat_obs.index_select(0, rows), flat_actions.index_select(0, rows)
+                yield Targets(*picked, flat.index_select(1, rows), memory, began)
             return
         if lanes is None:
-            lanes = torch.randperm(numbers.shape[1], generator=self.generator).to(obs.device)
+            lanes = torch.randperm(numbers.shape[2], generator=self.generator).to(obs.device)
         for rows in lanes.chunk(min(self.settings.minibatches, len(lanes))):
-            picked = [x.index_select(1, rows) for x in (obs, actions, numbers, memory, began)]
-            yield Targets(*picked)
+            seen = [x.index_select(1, rows) for x in (obs, actions, memory, began)]
+            yield Targets(seen[0], seen[1], numbers.index_select(2, rows), seen[2], seen[3])
 
     # ---- one update -------------------------------------------------------------------------------------------
 
@@ -385,25 +387,32 @@ class Learner:
         settings = self.settings
         outputs, values = self.policy.evaluate(batch.obs, batch.memory, batch.began)
         log_prob, entropy = self.policy.judge(outputs, batch.actions)
-        old_log_prob, old_value, advantage, target, weight = batch.numbers.unbind(-1)
+        old_log_prob, old_value, advantage, target, weight = batch.numbers.unbind()
+        # All sums of a minibatch are taken together: on a GPU each one alone takes as long as all of them.
+        moments = self._total(
+            torch.stack([weight, advantage * weight, advantage * advantage * weight]).flatten(1).sum(1)
+        )
+        count = moments[0].clamp(min=2.0)
         if settings.normalize_advantages:
-            advantage = self._normalized(advantage, weight)
-        weight = weight * (self.ranks.size / self._total(weight.sum()).clamp(min=1.0))  # the mean over all ranks
+            mean = moments[1] / count
+            spread = (moments[2] - mean * moments[1]).clamp(min=0.0) / (count - 1)
+            advantage = (advantage - mean) / (spread.sqrt() + EPSILON)
         change = log_prob - old_log_prob
         ratio = change.exp()
         clipped = ratio.clamp(1 - settings.clip, 1 + settings.clip)
-        policy_loss = (-torch.min(advantage * ratio, advantage * clipped) * weight).sum()
+        policy_loss = -torch.min(advantage * ratio, advantage * clipped)
         error = (values - target) ** 2
         if settings.clip_values:
             near = old_value + (values - old_value).clamp(-settings.clip, settings.clip)
             error = torch.max(error, (near - target) ** 2)
-        value_loss = 0.5 * (error * weight).sum()
-        mean_entropy = (entropy * weight).sum()
         with torch.no_grad():
-            kl = ((ratio - 1 - change) * weight).sum()
-            outside = (((ratio - 1).abs() > settings.clip) * weight).sum()
-            self.sums += torch.stack([policy_loss, value_loss, mean_entropy, kl, outside, kl.new_ones(())])
-        return policy_loss + settings.value_weight * value_loss - settings.entropy * mean_entropy
+            kl, outside = ratio - 1 - change, ((ratio - 1).abs() > settings.clip).to(ratio.dtype)
+        parts = torch.stack([policy_loss, 0.5 * error, entropy, kl, outside]) * weight
+        sums = parts.flatten(1).sum(1) * (self.ranks.size / count)  # means over the minibatches of all ranks
+        with torch.no_grad():
+            self.sums[:-1] += sums
+            self.sums[-1] += 1.0
+        return sums[0] + settings.value_weight * sums[1] - settings.entropy * sums[2]
 
     def _total(self, value: Tensor) -> Tensor:
         """Sum over all ranks."""
@@ -411,13 +420,6 @@ class Learner:
             value = value.detach().clone()
             self.reduce(value)
         return value
-
-    def _normalized(self, advantage: Tensor, weight: Tensor) -> Tensor:
-        """Bring the advantages of all ranks to mean 0 and deviation 1."""
-        count = self._total(weight.sum()).clamp(min=2.0)
-        mean = self._total((advantage * weight).sum()) / count
-        spread = self._total(((advantage - mean) ** 2 * weight).sum()) / (count - 1)
-        return (advantage - mean) / (spread.sqrt() + EPSILON)
 
     def step(self, batch: Targets) -> None:
         """Change the weights by one minibatch."""
@@ -458,40 +460,23 @@ class Learner:
 
     @torch.no_grad()
     def scale_rewards(self, seen: Experience) -> None:
-        """Take a rollout's rewards into the statistics that scale rewards."""
+        """Take a rollout's discounted returns into the statistics that scale rewards."""
         if not self.settings.normalize_reward:
             return
+        goes_on = self.settings.gamma * (~(seen.terminated | seen.truncated)).to(seen.reward.dtype)
         found = torch.empty_like(seen.reward)
-        goes_on = (~(seen.terminated | seen.truncated)).to(found.dtype)
-        for t in range(len(found)):
-            found[t] = self.running = self.running * self.settings.gamma + seen.reward[t]
-            self.running = self.running * goes_on[t]
-        self._take(self.return_stats, found[..., None], seen.valid)
-        self.reward_scale.fill_(float(1.0 / math.sqrt(float(self.return_stats.var) + EPSILON)))
+        torch.add(seen.reward[0], self.running, out=found[0])
+        for t in range(1, len(found)):
+            torch.addcmul(seen.reward[t], goes_on[t - 1], found[t - 1], out=found[t])
+        self.running.copy_(goes_on[-1] * found[-1])
+        self.return_stats.add(found[..., None], seen.valid, self.reduce)
 
     @torch.no_grad()
     def observe(self, seen: Experience) -> None:
         """Take a rollout's observations into the statistics; the next rollout is normalized by them."""
         encoder = self.policy.encoder
-        if not encoder.normalize or not encoder.numbers:
-            return
-        self._take(self.obs_stats, encoder.vector(seen.obs[:-1]), seen.valid)
-        encoder.mean.copy_(torch.as_tensor(self.obs_stats.mean))
-        encoder.scale.copy_(torch.as_tensor(1.0 / np.sqrt(self.obs_stats.var + EPSILON)))
-
-    def _take(self, stats: RunningMeanStd, values: Tensor, valid: Tensor) -> None:
-        """Add the valid rows of values [steps, lanes, n] to statistics, and merge those of all ranks."""
-        if self.ranks.size > 1:
-            stats.keep_apart()
-        weight = valid.to(torch.float64)[..., None]
-        count = weight.sum().clamp(min=1.0)
-        mean = (values * weight).sum((0, 1)) / count
-        var = ((values - mean) ** 2 * weight).sum((0, 1)) / count
-        shape = np.shape(stats.mean)
-        moments = (mean.cpu().numpy().reshape(shape), var.cpu().numpy().reshape(shape), float(weight.sum()))
-        stats.update_from_moments(*moments)
-        if self.ranks.size > 1:
-            merge_ranks([stats], self.ranks)
+        if encoder.normalize and encoder.numbers:
+            encoder.stats.add(encoder.vector(seen.obs[:-1]), seen.valid, self.reduce)
 
 
 def _as_one(policy: Policy) -> tuple[nn.Parameter, Tensor]:
