@@ -48,6 +48,9 @@ demo: $(VENV)/.ready
 	mkdir -p demo
 	$(BIN)/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
 	@echo "The plot is in demo/cartpole.png"
+	$(BIN)/shoal train CartPole-v1 --envs 64 --target-return 475 --steps 2000000 --minutes 2 --out demo/training --plot demo/learning.png \
+		--set steps=32 learning_rate=2.5e-3 gamma=0.98 trace=0.9 entropy=0 anneal=false clip_values=false normalize_reward=true
+	@echo "The learning curve is in demo/learning.png; shoal play demo/training shows what was learned"
 
 # Jobs, and the workers and scripts that tests start, would compile the same files again and again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -199,9 +199,9 @@ class Encoder(nn.Module):
             if str(i) in self.pictures:
                 found.append(self.pictures[str(i)](value.reshape(-1, *leaf.shape)))
             elif leaf.discrete:
-                low, high = np.ravel(leaf.low), np.ravel(leaf.high)  # type: ignore[arg-type]
+                low, high = np.ravel(leaf.low).astype(int), np.ravel(leaf.high).astype(int)  # type: ignore[arg-type]
                 columns = value.reshape(len(rows), -1).long()
-                found += [
-                    F.one_hot(columns[:, k] - int(low[k]), int(high[k]) - int(low[k]) + 1) for k in range(len(low))
-                ]
+                for k, (first, last) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
+                    inside = (columns[:, k] - first).clamp(0, last - first)  # rows of absent agents are all zeros
+                    found.append(F.one_hot(inside, last - first + 1))
         return torch.cat([part.to(vector.dtype) for part in found], -1)
