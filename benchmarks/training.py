@@ -328,7 +328,7 @@ def run_solve(options: Any, names: list[str]) -> dict[str, Any]:
 def plot_curves(options: Any, curves: dict[str, list[list[Point]]], file: str) -> None:
     """Draw return against wall time."""
     try:
-        figure = new_figure()
+        figure = new_figure(7.0, 4.0)
     except ImportError:
         return
     axes = figure.subplots()
@@ -418,7 +418,7 @@ def run_curves(options: Any, names: list[str]) -> dict[str, Any]:
     for name in options.envs or CURVES:
         work = CURVES[name]
         found: dict[str, list[float]] = {"Shoal": [], "single file": []}
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             for who, train in (("Shoal", shoals), ("single file", train_plain)):
                 found[who].append(last_returns(train, work, seed, options.threads or 1))
                 print(f"{name}, seed {seed}: {who}: {found[who][-1]:.1f}", flush=True)

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from learn.kit import Nested, slow_advantages
-from shoal.learn.encoders import RunningMoments, Tanh
+from shoal.learn.encoders import Layers, RunningMoments
 from shoal.learn.ppo import Experience, Hyperparameters, Learner, Policy, estimate_advantages
 from shoal.wrappers import RunningMeanStd
 
@@ -33,13 +33,23 @@ def test_advantages_are_those_of_the_definition() -> None:
     assert (found.numpy()[~valid] == 0).all()
 
 
-def test_tanh_is_tanh() -> None:
-    x = torch.linspace(-12, 12, 10_001, requires_grad=True)
-    y = Tanh()(x)
-    y.sum().backward()
-    np.testing.assert_allclose(y.detach().numpy(), np.tanh(x.detach().numpy()), atol=3e-7)
-    assert x.grad is not None
-    np.testing.assert_allclose(x.grad.numpy(), 1 - np.tanh(x.detach().numpy()) ** 2, atol=1e-6)
+@pytest.mark.parametrize("inputs", [3, 40])
+def test_quick_layers_are_layers(inputs: int) -> None:
+    torch.manual_seed(0)
+    quick = Layers(inputs, (32, 16))
+    plain = torch.nn.Sequential(*[part for one in quick.linear for part in (one, torch.nn.Tanh())])
+    x = torch.randn(50, inputs, requires_grad=True)
+    found = []
+    for network in (quick, plain):
+        quick.zero_grad()
+        x.grad = None
+        y = network(x)
+        (y * torch.arange(16)).sum().backward()
+        found.append([y.detach(), x.grad, *(one.grad.clone() for one in quick.parameters())])
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(quick(x), found[0][0])
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,8 @@ class CompiledWay(PoolWay):
         self.pool, self.policy, self.lanes, self.steps = pool, policy, int(pool.num_envs), policy.settings.steps
         self.seed = seed
         self.rollouts = 0
-        actor = [one for one in (*policy.body.modules(), *policy.actor.modules()) if isinstance(one, nn.Linear)]
+        parts = (policy.body, policy.head) if policy.shared else (policy.actor,)
+        actor = [one for part in parts for one in part.modules() if isinstance(one, nn.Linear)]
         self._layers = actor
         self._sizes = np.array([actor[0].in_features, *(one.out_features for one in actor)], np.int64)
         self._out: Rollout | None = None

@@ -67,11 +67,10 @@ class CudaWay:
         memory, ended = seen.memory, self._ended
         flags = [answers["terminated"], answers["truncated"]]
         for t in range(self.steps):
-            features, memory = policy.remember(policy.body(policy.encoder(seen.obs[t])), memory, seen.began[t])
-            outputs = policy.actor(features)
-            if seen.outputs is not None and seen.values is not None:  # critic and actor share their layers
+            outputs, values, memory = policy.look(seen.obs[t], memory, seen.began[t])
+            if seen.outputs is not None and seen.values is not None and values is not None:
                 seen.outputs[t].copy_(outputs)
-                seen.values[t].copy_(policy.critic(features).reshape(self.lanes))
+                seen.values[t].copy_(values)
             rows = policy.choose(outputs, noise[t])
             seen.actions[t].copy_(rows)
             self.envs.step(self._as_actions(rows))
@@ -85,8 +84,7 @@ class CudaWay:
             torch.logical_or(*flags, out=ended)
         self._first.copy_(memory)
         if seen.values is not None:
-            features, _ = policy.remember(policy.body(policy.encoder(seen.obs[-1])), memory, seen.began[-1])
-            seen.values[-1].copy_(policy.critic(features).reshape(self.lanes))
+            seen.values[-1].copy_(policy.look(seen.obs[-1], memory, seen.began[-1])[1])  # type: ignore[arg-type]
         torch.logical_not(seen.began[1:], out=seen.valid)
         done = (seen.terminated | seen.truncated).double()
         self.tally.copy_(torch.stack([done.sum(), (self._returns * done).sum(), (self._lengths * done).sum()]))

@@ -17,7 +17,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from shoal.learn.encoders import LIMIT, Encoder, RunningMoments, layer, layers
+from shoal.learn.encoders import LIMIT, Encoder, Layers, RunningMoments, as_one_vector, layer
 from shoal.ranks import Ranks
 from shoal.spaces.emulation import ActionEmulation
 from shoal.support.checks import number, whole_number
@@ -113,16 +113,18 @@ class Policy(nn.Module):
         only_pictures = pictures and not self.encoder.numbers and not settings.memory
         self.body: nn.Module = nn.Identity()
         if self.shared and not only_pictures:
-            self.body, width = layers(width, hidden, settings.half), hidden[-1]
+            self.body, width = Layers(width, hidden), hidden[-1]
         self.cell: nn.Module | None = None
         if settings.memory:
             self.cell = (nn.LSTMCell if settings.memory == "lstm" else nn.GRUCell)(width, width)
         self.width = width
-        own = nn.Identity() if self.shared else layers(width, hidden, settings.half)
-        last = width if self.shared else hidden[-1]
-        self.actor = nn.Sequential(own, layer(last, self.outputs, 0.01))
-        own = nn.Identity() if self.shared else layers(width, hidden, settings.half)
-        self.critic = nn.Sequential(own, layer(last, 1, 1.0))
+        if self.shared:  # one layer for both
+            self.head = layer(width, self.outputs + 1, 0.01)
+            with torch.no_grad():
+                self.head.weight[-1:] = layer(width, 1, 1.0).weight
+        else:
+            self.actor = nn.Sequential(Layers(width, hidden), layer(hidden[-1], self.outputs, 0.01))
+            self.critic = nn.Sequential(Layers(width, hidden), layer(hidden[-1], 1, 1.0))
 
     # ---- one step ---------------------------------------------------------------------------------------------
 
@@ -142,10 +144,27 @@ class Policy(nn.Module):
         hidden = self.cell(features, memory[0])
         return hidden, torch.stack([hidden, memory[1]])
 
+    def _precision(self, rows: Tensor) -> Any:
+        return torch.autocast("cuda", torch.bfloat16, enabled=self.settings.half and rows.is_cuda)
+
+    def _answer(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.shared:
+            return self.actor(features).float(), self.critic(features).squeeze(-1).float()
+        both = self.head(features).float()
+        return both[..., :-1], both[..., -1]
+
+    def look(self, rows: Tensor, memory: Tensor, began: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the actor's outputs, the values if they cost nothing more, and the memory, for one step of lanes."""
+        with self._precision(rows):
+            features, memory = self.remember(self.body(self.encoder(rows)), memory, began)
+            if self.shared:
+                return *self._answer(features), memory
+            return self.actor(features).float(), None, memory
+
     def act(self, rows: Tensor, memory: Tensor, began: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Choose actions for lanes by noise that was drawn before: (rows of actions, memory)."""
-        features, memory = self.remember(self.body(self.encoder(rows)), memory, began)
-        return self.choose(self.actor(features), noise), memory
+        outputs, _, memory = self.look(rows, memory, began)
+        return self.choose(outputs, noise), memory
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None, device: Any = None) -> Tensor:
         """Draw noise [*shape, outputs] for `choose`: Gumbel's for choices, normal for numbers."""
@@ -195,14 +214,16 @@ class Policy(nn.Module):
     def evaluate(self, rows: Tensor, memory: Tensor, began: Tensor) -> tuple[Tensor, Tensor]:
         """Return the actor's outputs and the values of observations [steps, lanes, ...], or [n, ...] without memory."""
         lead = rows.shape[:-1]
-        features = self.body(self.encoder(rows.reshape(-1, rows.shape[-1])))
-        if self.cell is not None:
-            seen, found = features.reshape(*lead, -1), []
-            for t in range(lead[0]):
-                step, memory = self.remember(seen[t], memory, began[t])
-                found.append(step)
-            features = torch.cat(found)
-        return self.actor(features).reshape(*lead, -1), self.critic(features).reshape(lead)
+        with self._precision(rows):
+            features = self.body(self.encoder(rows.reshape(-1, rows.shape[-1])))
+            if self.cell is not None:
+                seen, found = features.reshape(*lead, -1), []
+                for t in range(lead[0]):
+                    step, memory = self.remember(seen[t], memory, began[t])
+                    found.append(step)
+                features = torch.cat(found)
+            outputs, values = self._answer(features)
+        return outputs.reshape(*lead, -1), values.reshape(lead)
 
 
 # ---- experience and advantages -----------------------------------------------------------------------------------
@@ -325,7 +346,7 @@ class Learner:
         self.device = next(policy.parameters()).device
         self.ranks, self.reduce = ranks or Ranks(), reduce
         self.generator = torch.Generator().manual_seed(seed)
-        self.weights, self.gradient = _as_one(policy)
+        self.weights, self.gradient = as_one_vector(policy)
         rate: Any = self.settings.learning_rate
         if self.device.type == "cuda":  # as a tensor, which captured graphs read each time
             rate = torch.tensor(rate, device=self.device)
@@ -477,18 +498,3 @@ class Learner:
         encoder = self.policy.encoder
         if encoder.normalize and encoder.numbers:
             encoder.stats.add(encoder.vector(seen.obs[:-1]), seen.valid, self.reduce)
-
-
-def _as_one(policy: Policy) -> tuple[nn.Parameter, Tensor]:
-    """Move all weights of a policy into one vector, and their gradients into another."""
-    parameters = list(policy.parameters())
-    weights = torch.cat([one.detach().reshape(-1) for one in parameters])
-    gradient = torch.zeros_like(weights)
-    at = 0
-    for one in parameters:
-        part = slice(at, at + one.numel())
-        one.data, one.grad = weights[part].view_as(one), gradient[part].view_as(one)
-        at = part.stop
-    whole = nn.Parameter(weights)
-    whole.grad = gradient
-    return whole, gradient

@@ -304,8 +304,7 @@ def policy_function(policy: Policy, best: bool = True) -> Callable[[Any], Any]:
         if not memory or memory[0].shape[1] != len(rows):
             memory[:] = [policy.first_memory(len(rows), device)]
         began = torch.zeros(len(rows), dtype=torch.bool, device=device)
-        features, memory[0] = policy.remember(policy.body(policy.encoder(rows)), memory[0], began)
-        outputs = policy.actor(features)
+        outputs, _, memory[0] = policy.look(rows, memory[0], began)
         noise = torch.zeros_like(outputs) if best else policy.draw((len(rows),), device=device)
         chosen: Any = policy.choose(outputs, noise).cpu().numpy()
         bounds = HostWay.bounds_of(policy)
