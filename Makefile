@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 BENCH_VENV := .venv-bench
 TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
+DEMO_VENV := .venv-demo
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
+.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-learn-examples test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
 	fuzz sanitize clean
 
 help:
-	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
+	@echo "make demo      vectorize CartPole-v1 on every local backend, and train it to 475; tables and plots in demo/"
 	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
@@ -44,13 +45,23 @@ $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
 
-demo: $(VENV)/.ready
+# Only what the demo needs.
+$(DEMO_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
+	test -x $(DEMO_VENV)/bin/python || $(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(DEMO_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
+	$(DEMO_VENV)/bin/python -m pip install --quiet --editable ".[plot,learn]"
+	touch $@
+
+CARTPOLE := steps=32 learning_rate=1e-3 gamma=0.98 trace=0.9 entropy=0 anneal=false clip_values=false
+
+demo: $(DEMO_VENV)/.ready
 	mkdir -p demo
-	$(BIN)/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
+	$(DEMO_VENV)/bin/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
 	@echo "The plot is in demo/cartpole.png"
-	$(BIN)/shoal train CartPole-v1 --envs 64 --target-return 475 --steps 2000000 --minutes 2 --out demo/training --plot demo/learning.png \
-		--set steps=32 learning_rate=2.5e-3 gamma=0.98 trace=0.9 entropy=0 anneal=false clip_values=false normalize_reward=true
-	@echo "The learning curve is in demo/learning.png; shoal play demo/training shows what was learned"
+	$(DEMO_VENV)/bin/shoal train CartPole-v1 --envs 64 --target-return 475 --steps 2000000 --minutes 2 --set $(CARTPOLE) \
+		--out demo/training --plot demo/learning.png
+	@echo "The learning curve is in demo/learning.png"
 
 # Jobs, and the workers and scripts that tests start, would compile the same files again and again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -91,6 +102,10 @@ $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(RLLIB_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
 	$(RLLIB_VENV)/bin/python -m pip install --quiet --editable ".[test]" "ray[rllib]>=2.40,<3"
 	touch $@
+
+# The examples of shoal.learn, each for a short while; not a part of `make test`.
+test-learn-examples: $(VENV)/.ready
+	$(BIN)/python -m pytest -q tests/learn/run_examples.py
 
 test-rllib: $(RLLIB_VENV)/.ready
 	$(RLLIB_VENV)/bin/python -m pytest -q tests/examples/test_rllib.py
@@ -179,4 +194,4 @@ sanitize: $(VENV)/.ready
 	bash tests/native/sanitize.sh $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so
+	rm -rf $(VENV) $(BENCH_VENV) $(TF_VENV) $(RLLIB_VENV) $(DEMO_VENV) .venv-trainers build demo src/*.egg-info src/shoal/native/*.so

@@ -38,11 +38,20 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "4096": Case("CartPole-v1", 4096, {**CARTPOLE, "steps": 64}, 475.0),
-    "262144": Case("CartPole-v1", 262_144, {**CARTPOLE, "steps": 16, "epochs": 1}, None, 1),
+    "4096": Case("CartPole-v1", 4096, {**CARTPOLE, "steps": 128}, 475.0),
+    "262144": Case(
+        "CartPole-v1", 262_144, {**CARTPOLE, "steps": 16, "epochs": 1, "minibatches": 2, "half": True}, None, 1
+    ),
+    # The rate of the image game, and what it learns: few envs and many small steps learn more from each frame.
+    "bricks rate": Case(
+        "shoal/Bricks-v0", 8192,
+        {"steps": 32, "epochs": 1, "minibatches": 16, "learning_rate": 1e-3, "anneal": False, "clip_values": False},
+        40.0, 1,
+    ),
     "bricks": Case(
-        "shoal/Bricks-v0", 4096,
-        {"steps": 32, "epochs": 2, "minibatches": 8, "learning_rate": 7e-4, "anneal": False, "clip_values": False},
+        "shoal/Bricks-v0", 512,
+        {"steps": 128, "epochs": 2, "minibatches": 16, "learning_rate": 7e-4, "anneal": False, "clip_values": False,
+         "gamma": 0.995, "entropy": 0.005, "normalize_reward": True},
         40.0, 1,
     ),
 }  # fmt: skip
@@ -85,7 +94,7 @@ def main() -> None:
     for name in options.only:
         case = CASES[name]
         for seed in range(options.seeds or case.seeds):
-            seconds = options.seconds if name != "bricks" else 10 * options.seconds
+            seconds = options.seconds * (10 if name == "bricks" else 1)
             found = run(case, seed, seconds)
             solved = "-" if found["solved"] is None else f"{found['solved']:.3f}"
             rate, last, warm = f"{found['steps_per_s']:,.0f}", f"{found['last']:.1f}", f"{found['warm_up']:.1f}"

@@ -10,8 +10,8 @@ import argparse
 from shoal.learn import train
 
 SETTINGS = {
-    "steps": 32, "learning_rate": 2.5e-3, "gamma": 0.98, "trace": 0.9, "entropy": 0.0, "anneal": False,
-    "clip_values": False, "normalize_reward": True,
+    "steps": 32, "learning_rate": 1e-3, "gamma": 0.98, "trace": 0.9, "entropy": 0.0, "anneal": False,
+    "clip_values": False, "total_steps": 2_000_000,
 }  # fmt: skip
 
 
