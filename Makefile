@@ -13,11 +13,11 @@ RELEASE_VENV := .venv-release
 SIMS_VENV := .venv-sims
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-single test-ray test-rllib test-tf test-trainers test-simulators lint types faults soak bench \
+.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-single test-ray test-rllib test-learn-examples test-tf test-trainers test-simulators lint types faults soak bench \
 	bench-quick bench-graph fuzz sanitize docs docs-build docs-serve docs-test clean
 
 help:
-	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/; under a minute, in $(DEMO_VENV)"
+	@echo "make demo      vectorize CartPole-v1 on every local backend, and train it to 475; tables and plots in demo/"
 	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
@@ -58,18 +58,22 @@ $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
 
-# The demo's environment has what it needs and no more. What a later part of the demo needs goes into DEMO_EXTRAS, and
-# its command to the end of `demo`.
-DEMO_EXTRAS := plot
+# The demo's environment has what it needs and no more.
 $(DEMO_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(DEMO_VENV)/bin/python || $(PYTHON) -m venv $(DEMO_VENV)
-	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[$(DEMO_EXTRAS)]"
+	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[plot,learn]"
 	touch $@
+
+CARTPOLE := steps=32 learning_rate=1e-3 gamma=0.98 trace=0.9 entropy=0 anneal=false clip_values=false
 
 demo: $(DEMO_VENV)/.ready
 	mkdir -p demo
 	$(DEMO_VENV)/bin/shoal bench CartPole-v1 -n 8 64 --seconds 0.5 --rounds 3 --plot demo/cartpole.png --json demo/cartpole.json
 	@echo "The plot is in demo/cartpole.png"
+	$(DEMO_VENV)/bin/shoal train CartPole-v1 --envs 64 --target-return 475 --steps 2000000 --minutes 2 --set $(CARTPOLE) \
+		--out demo/training --plot demo/learning.png
+	@echo "The learning curve is in demo/learning.png"
 
 $(RELEASE_VENV)/.ready: pyproject.toml
 	test -x $(RELEASE_VENV)/bin/python || $(PYTHON) -m venv $(RELEASE_VENV)
@@ -132,6 +136,10 @@ $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	$(RLLIB_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
 	$(RLLIB_VENV)/bin/python -m pip install --quiet --editable ".[test]" "ray[rllib]>=2.40,<3"
 	touch $@
+
+# The examples of shoal.learn, each for a short while; not a part of `make test`.
+test-learn-examples: $(VENV)/.ready
+	$(BIN)/python -m pytest -q tests/learn/run_examples.py
 
 test-rllib: $(RLLIB_VENV)/.ready
 	$(RLLIB_VENV)/bin/python -m pytest -q tests/examples/test_rllib.py

@@ -19,8 +19,8 @@ ROOT = Path(shoal.__file__).parent
 LAYERS = (
     "errors", "batch", "support", "ranks", "native", "spaces", "memory", "envs", "state", "worker", "backends",
     "compiled", "mujoco", "options", "engine", "planning", "remote", "observe", "rollout", "pool", "wrappers",
-    "graph", "dialects", "torchrl", "make", "atari", "emulation", "group", "tuning", "scaling", "__init__", "cli",
-    "__main__",
+    "graph", "dialects", "torchrl", "make", "atari", "emulation", "group", "tuning", "scaling", "__init__", "learn",
+    "cli", "__main__",
 )  # fmt: skip
 RANK = {name: rank for rank, name in enumerate(LAYERS)}
 MOST_AT_THE_TOP = 10
@@ -28,7 +28,7 @@ FRAMEWORKS = {
     "stable_baselines3", "tensorflow", "tf_agents", "torch", "jax", "flax", "ray", "mpi4py", "numba", "envpool",
     "tianshou", "pufferlib", "matplotlib", "pettingzoo", "dm_env", "torchrl", "tensordict",
 }  # fmt: skip
-MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "cli", "tuning", "compiled", "remote"}
+MAY_IMPORT_FRAMEWORKS = {"dialects", "graph", "cli", "tuning", "compiled", "remote", "learn"}
 HEAVY = sorted(FRAMEWORKS | {"scipy", "pandas", "rich", "pygame", "IPython"})
 
 
@@ -122,6 +122,7 @@ def test_frameworks_are_for_dialects_and_tools(path: Path) -> None:
         "shoal.dialects.envpool",
         "shoal.dialects.puffer",
         "shoal.dialects.agents",
+        "shoal.learn",
     ],
 )
 def test_import_stays_light(module: str) -> None:

@@ -194,6 +194,43 @@ DOCTOR = (
     JSON,
 )
 
+TRAIN = (
+    option("env", nargs="?", metavar="ENV", help="a Gymnasium id, one of Shoal's library, or module:callable; may be "
+           "left out with --resume"),
+    option("-n", "--envs", type=count, default=64, metavar="N", help="number of envs (default: 64)"),
+    option("--backend", default="auto", metavar="NAME", help="Shoal's backend (default: auto); compiled and cuda run "
+           "compiled envs, those of Shoal's library included"),
+    option("--device", default="auto", metavar="NAME", help="of the policy: cpu, cuda (default: auto)"),
+    option("--seed", type=seed, default=0, metavar="N", help="of everything (default: 0)"),
+    option("--steps", type=count, metavar="N", help="of all envs together (default: 500000; 1000000 for continuous "
+           "actions)"),
+    option("--target-return", type=float, metavar="X", help="end when the mean return of 100 episodes reaches X"),
+    option("--minutes", type=number("minutes", 0, 1e6, zero=False), metavar="M", help="end after M minutes"),
+    WORKERS,
+    option("--plan", type=Path, metavar="PLAN.json", help="run the envs by a plan of shoal tune"),
+    option("--learner-threads", type=count, metavar="K", help="threads of torch (default: measured)"),
+    option("--overlap", action=argparse.BooleanOptionalAction, default=None, help="step while the learner learns, "
+           "by the policy of before (default: for slow envs)"),
+    option("--set", nargs="+", default=[], metavar="NAME=VALUE", help="hyperparameters, such as learning_rate=1e-3 "
+           "epochs=4 memory=lstm"),
+    option("--out", type=Path, metavar="FOLDER", help="for checkpoint.pt and progress.csv"),
+    option("--resume", action="store_true", help="go on from the checkpoint in the folder of --out"),
+    option("--trust", action="store_true", help="load pickled envs of the checkpoint, which runs code in it"),
+    option("--tensorboard", action="store_true", help="write files for TensorBoard to the folder, too"),
+    option("--wandb", metavar="PROJECT", help="log to Weights & Biases, too"),
+    PLOT,
+    option("--video", type=Path, metavar="OUT.mp4", help="save a video of one episode at the end"),
+)  # fmt: skip
+
+PLAY = (
+    option("checkpoint", type=Path, metavar="CHECKPOINT", help="of shoal train: the file or its folder"),
+    option("--env", metavar="ENV", help="the env, if the checkpoint does not name it"),
+    option("--episodes", type=count, default=3, metavar="N", help="how many (default: 3)"),
+    option("--seed", type=seed, default=0, metavar="N", help="of the first episode (default: 0)"),
+    option("--video", type=Path, metavar="OUT.mp4", help="save a video instead of opening a window"),
+    option("--no-render", action="store_true", help="show nothing but the returns"),
+)  # fmt: skip
+
 # The commands: what the help says of each, and its options.
 COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "bench": ("measure Shoal against plain loops and other libraries", BENCH),
@@ -205,5 +242,7 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "serve": (
         "under mpiexec, step envs for a script that is rank 0: mpiexec -n 1 python train.py : -n 2 shoal serve", (),
     ),
+    "train": ("train a policy by PPO, as fast as the envs step", TRAIN),
+    "play": ("show what shoal train has learned", PLAY),
     "doctor": ("say what this machine and this installation offer, and try each backend", DOCTOR),
 }  # fmt: skip
