@@ -361,7 +361,7 @@ def test_a_node_that_is_killed_is_named(cluster: Any) -> None:
 
 def test_an_env_that_takes_too_long(gate: Path) -> None:
     env = functools.partial(GateEnv, gate)
-    with pool_of(env, 4, step_timeout=1.0, on_error="restart") as pool:
+    with pool_of(env, 4, step_timeout=3.0, on_error="restart") as pool:
         pool.reset(seed=0)
         batch = pool.step([0, 0, 0, 3])
         assert {i: info["shoal_restart"]["cause"] for i, info in batch.info.items()} == {2: "timed out", 3: "timed out"}
