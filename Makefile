@@ -8,15 +8,20 @@ TF_VENV := .venv-tf
 RLLIB_VENV := .venv-rllib
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo check check-core test suites-beside test-native test-twin test-gpu test-ray test-rllib test-tf test-trainers lint types faults soak bench bench-quick bench-graph \
-	fuzz sanitize clean
+.PHONY: help demo check check-core test engine-suites library-suites test-engine test-frameworks test-twin test-gpu \
+	test-device test-ray test-rllib test-tf test-cross test-puffer test-libraries test-peers test-trainers lint types \
+	faults soak bench bench-quick bench-graph fuzz sanitize clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend; table and plot in demo/"
 	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
+	@echo "make test-cross  slow repeats that make test leaves out: the rest of each product of backends, modes and cores"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
-	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
+	@echo "make test-puffer  those that need PufferLib; make test-libraries: PufferLib, Sample Factory and skrl, in their"
+	@echo "               trainers' environments; make test-peers: EnvPool, dm_control; make test-device: on a real GPU"
+	@echo "make test-trainers  test-libraries, and other libraries' trainers over their vector envs and over ours"
+	@echo "               (TRAINERS=\"sb3 skrl\": some)"
 	@echo "make lint      ruff       make types     mypy, strict"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/performance.md, peers included; ten minutes"
@@ -40,7 +45,7 @@ $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(BENCH_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
-	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers]"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers,test,dm-env]" "dm-control>=1,<2"
 	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
 
@@ -66,16 +71,39 @@ check-core: $(VENV)/.ready
 # shown when it is over.
 test: $(VENV)/.ready $(TF_VENV)/.ready
 	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory -j 3 --output-sync=target types test-native suites-beside
+	$(MAKE) --no-print-directory -j 3 --output-sync=target library-suites engine-suites types
 
-suites-beside:
+engine-suites:
+	$(MAKE) --no-print-directory test-engine
 	$(MAKE) --no-print-directory test-twin
-	$(MAKE) --no-print-directory test-ray
+
+library-suites:
+	$(MAKE) --no-print-directory test-frameworks
 	$(MAKE) --no-print-directory test-tf
+	$(MAKE) --no-print-directory test-ray
 	$(MAKE) --no-print-directory test-gpu
 
-test-native: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py
+# What imports torch, JAX or Numba, or makes its envs with them, is apart from the rest: a process that has all of them
+# takes ten times as long to fork, and seconds to start.
+FRAMEWORKS := tests/graph tests/compiled tests/examples tests/dialects/test_sb3_life.py \
+	tests/dialects/test_sb3_make.py tests/dialects/test_sb3_normalize.py tests/dialects/test_sb3_same.py \
+	tests/dialects/test_sb3_same_training.py tests/dialects/test_sb3_training.py tests/dialects/test_sb3_vec_env.py \
+	tests/dialects/test_sb3_wrappers.py tests/dialects/test_tianshou.py tests/dialects/test_torchrl.py \
+	tests/dialects/test_skrl.py tests/spaces/test_emulation.py tests/contract/test_actions.py \
+	tests/contract/test_flat_rows.py tests/envs/test_autoreset.py
+
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not repeats"
+
+test-engine: $(VENV)/.ready
+	$(PYTEST) $(addprefix --ignore ,$(FRAMEWORKS)) --ignore tests/remote/ray/test_ray.py tests
+
+test-frameworks: $(VENV)/.ready
+	$(PYTEST) $(FRAMEWORKS)
+
+# What the suites leave out: cases that repeat a check (tests/repeats.py), on the core and on the twin.
+test-cross: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats --ignore tests/remote/ray/test_ray.py tests
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(TWIN)
 
 # One process: a cluster of several nodes takes ten seconds to start, and all cores.
 test-ray: $(VENV)/.ready
@@ -94,13 +122,31 @@ test-rllib: $(RLLIB_VENV)/.ready
 
 # The same suite over the twin, less what has no core in it. Those of tests/native run on both in one go, and whole
 # scripts take a pool's word for what the core does.
-test-twin: $(VENV)/.ready
-	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/wrappers tests/faults \
-		tests/remote/test_dispatcher.py --ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
+TWIN := tests/contract tests/wrappers tests/faults tests/remote/test_dispatcher.py tests/compiled/test_library_env.py \
+	--ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
 
-# Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
+test-twin: $(VENV)/.ready
+	SHOAL_NATIVE=0 $(PYTEST) $(TWIN)
+
+# Envs on a GPU, in Numba's simulator of one.
 test-gpu: $(VENV)/.ready
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/cuda
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/compiled/cuda
+
+# The same on a real one, with what only that can do; everything is skipped where there is none.
+test-device: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -rs tests/compiled/cuda tests/graph/test_torch_cuda.py
+
+# Tests that need a library, in the environment of its trainer.
+test-puffer:
+	$(PYTHON) tests/trainers/run.py --tests pufferlib
+
+test-libraries:
+	$(PYTHON) tests/trainers/run.py --tests
+
+# Those that need EnvPool or dm_control, where the benchmark's peers are.
+test-peers: $(BENCH_VENV)/.ready
+	$(BENCH_VENV)/bin/python -m pytest -q -rs tests/dialects/test_envpool.py tests/cli/test_contenders.py \
+		tests/envs/test_seeding.py
 
 # Each library's own trainer over its own vector env and over ours, in environments of their own; half an hour.
 test-trainers:
@@ -120,7 +166,7 @@ TF_TESTS := tests/dialects/test_tf_agents.py tests/dialects/test_tf_agents_same.
 	tests/examples/test_tensorflow.py tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
 
 test-tf: $(TF_VENV)/.ready
-	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(TF_TESTS)
+	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "not repeats" $(TF_TESTS)
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 import core
+import repeats
 import shoal
 from envs import CountEnv
+from shoal import native
 from shoal.backends import launch
 
 # What cannot even be imported in each environment. TensorFlow and TF-Agents pin much, and gymnax wants an older
@@ -81,11 +83,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if native.KIND == "twin":
+        for item in items:
+            if (why := repeats.of_the_twin(item.path, item.name)) is not None:
+                item.add_marker(pytest.mark.repeats(why))
     if config.getoption("--core"):
         left_out = [item for item in items if not core.is_core(item.path, item.name)]
         items[:] = [item for item in items if core.is_core(item.path, item.name)]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and whole frameworks are there to stay: no later collection looks through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=BACKENDS)

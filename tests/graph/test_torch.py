@@ -248,7 +248,7 @@ def cartpoles(num_envs: int = 5) -> TorchEnv:
 def reinforce_loss(policy: Any, env: TorchEnv, obs: Any, noise: Any) -> Any:
     """By the noise given, so that eager and compiled code act alike."""
     chances, rewards = [], []
-    for t in range(8):
+    for t in range(3):
         logits = policy(obs)
         action = torch.argmax(logits.detach() + noise[t], dim=1)
         chances.append(torch.log_softmax(logits, dim=1).gather(1, action[:, None])[:, 0])
@@ -261,7 +261,7 @@ def reinforce_loss(policy: Any, env: TorchEnv, obs: Any, noise: Any) -> Any:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_policy_learns_through_the_graph_as_through_eager_code(backend: str) -> None:
-    noise = torch.rand(3, 8, 5, 2, generator=torch.Generator().manual_seed(1))
+    noise = torch.rand(3, 3, 5, 2, generator=torch.Generator().manual_seed(1))
     found = []
     for function in (reinforce_loss, compiled(reinforce_loss, backend)):
         policy = Policy(4, 2)
@@ -274,7 +274,7 @@ def test_a_policy_learns_through_the_graph_as_through_eager_code(backend: str) -
                 loss.backward()  # a compiler may compute again what backward needs, but no step of an env
                 optimizer.step()
                 losses.append(loss.item())
-            assert env._handle.tolist()[1] == 1 + 24
+            assert env._handle.tolist()[1] == 1 + 9
             found.append((losses, obs, [p.detach().clone() for p in policy.parameters()]))
     (losses, obs, weights), (their_losses, their_obs, their_weights) = found
     np.testing.assert_allclose(losses, their_losses, rtol=1e-4)
