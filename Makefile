@@ -67,11 +67,11 @@ check: $(VENV)/.ready
 check-core: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
 
-# Two rows of suites side by side, and types beside them: some tests use one core, and most wait. What a suite says is
-# shown when it is over.
+# Two rows of suites side by side, and Ray and types beside them: some tests use one core, and most wait. What a suite
+# says is shown when it is over.
 test: $(VENV)/.ready $(TF_VENV)/.ready
 	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory -j 3 --output-sync=target library-suites engine-suites types
+	$(MAKE) --no-print-directory -j 4 --output-sync=target library-suites engine-suites test-ray types
 
 engine-suites:
 	$(MAKE) --no-print-directory test-engine
@@ -80,29 +80,21 @@ engine-suites:
 library-suites:
 	$(MAKE) --no-print-directory test-frameworks
 	$(MAKE) --no-print-directory test-tf
-	$(MAKE) --no-print-directory test-ray
 	$(MAKE) --no-print-directory test-gpu
 
-# What imports torch, JAX or Numba, or makes its envs with them, is apart from the rest: a process that has all of them
-# takes ten times as long to fork, and seconds to start.
-FRAMEWORKS := tests/graph tests/compiled tests/examples tests/dialects/test_sb3_life.py \
-	tests/dialects/test_sb3_make.py tests/dialects/test_sb3_normalize.py tests/dialects/test_sb3_same.py \
-	tests/dialects/test_sb3_same_training.py tests/dialects/test_sb3_training.py tests/dialects/test_sb3_vec_env.py \
-	tests/dialects/test_sb3_wrappers.py tests/dialects/test_tianshou.py tests/dialects/test_torchrl.py \
-	tests/dialects/test_skrl.py tests/spaces/test_emulation.py tests/contract/test_actions.py \
-	tests/contract/test_flat_rows.py tests/envs/test_autoreset.py
-
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not repeats"
+NOT_RAY := --ignore tests/remote/ray/test_ray.py
 
+# Which file belongs to which: tests/suites.py.
 test-engine: $(VENV)/.ready
-	$(PYTEST) $(addprefix --ignore ,$(FRAMEWORKS)) --ignore tests/remote/ray/test_ray.py tests
+	$(PYTEST) --suite engine $(NOT_RAY)
 
 test-frameworks: $(VENV)/.ready
-	$(PYTEST) $(FRAMEWORKS)
+	$(PYTEST) --suite frameworks $(NOT_RAY)
 
 # What the suites leave out: cases that repeat a check (tests/repeats.py), on the core and on the twin.
 test-cross: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats --ignore tests/remote/ray/test_ray.py tests
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(NOT_RAY)
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(TWIN)
 
 # One process: a cluster of several nodes takes ten seconds to start, and all cores.

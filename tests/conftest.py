@@ -18,6 +18,7 @@ import pytest
 import core
 import repeats
 import shoal
+import suites
 from envs import CountEnv
 from shoal import native
 from shoal.backends import launch
@@ -74,13 +75,17 @@ if importlib.util.find_spec("pufferlib"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="only the core of every suite: see tests/core.py")
+    parser.addoption("--suite", choices=["engine", "frameworks"], help="one half of the tests: see tests/suites.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --core, files that have no row there are not even imported."""
-    if config.getoption("--core") and collection_path.suffix == ".py" and core.row_of(collection_path) is None:
+    """With --core, files that have no row there are not even imported; with --suite, those of the other one."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    if config.getoption("--core") and core.row_of(collection_path) is None:
         return True
-    return None
+    suite = config.getoption("--suite")
+    return True if suite and suites.suite_of(collection_path) != suite else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

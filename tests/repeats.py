@@ -54,6 +54,7 @@ ON_THE_TWIN = [
     ("faults/test_(launcher|forks|traces|no_room|slow_start)", "", NO_CORE),
     ("wrappers/test_(loggers|video|monitor|frame_stack|observations|normalize_files)", "", NO_CORE),
     ("wrappers/", r"threads|processes|hybrid", SAME_BLOCKS),
+    ("wrappers/", r"stable_baselines", "tests/native compares the numbers of the twin with those of the core"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import Any
 
@@ -34,3 +35,27 @@ def test_the_end_of_a_launcher_that_leaves_slowly_is_noted(monkeypatch: pytest.M
         with pytest.raises(ChildProcessError):
             os.waitpid(process.pid, os.WNOHANG)
         process.wait()
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_process_that_another_thread_closes_can_be_asked_meanwhile(
+    forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        report, told = os.pipe()
+        worker = launch.WorkerProcess(process.pid, -1 if forked else report)
+        wait = launch._readable
+
+        def close_while_it_waits(fd: int, deadline: Any) -> bool:
+            monkeypatch.setattr(launch, "_readable", wait)
+            worker.close()
+            return True
+
+        monkeypatch.setattr(launch, "_readable", close_while_it_waits)
+        assert worker.alive
+        worker.signal(signal.SIGKILL)
+        process.wait()
+        assert not worker.alive
+        os.close(told)
+        if forked:
+            os.close(report)

@@ -491,8 +491,9 @@ def test_make_takes_ids() -> None:
         shoal.make("CartPole-v1", 3, api="tianshou", backend="serial", autoreset="next_step")
 
 
-def test_ray() -> None:
+def test_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # and not a cluster that another test has started, and kills nodes of
     cloudpickle.register_pickle_by_value(tianshou_kit)  # actors do not find the tests
     want = TheirDummy(walks(3))
     envs = ours.RayVectorEnv(walks(3), num_workers=2)

@@ -26,7 +26,7 @@ from typing import Any
 from shoal.backends.launcher import REPORT, Preparation, run, start_interpreter
 from shoal.errors import StartError, StepTimeout
 from shoal.memory.slab import anonymous_file
-from shoal.support.deadline import Deadline
+from shoal.support.deadline import NOW, Deadline
 from shoal.support.limits import explain
 
 START_METHODS = tuple(m for m in ("forkserver", "spawn", "fork") if m in multiprocessing.get_all_start_methods())
@@ -67,6 +67,9 @@ class WorkerProcess:
         self.pid, self._report = pid, report
         self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
         self._ended = False
+        # Held while descriptors are used, not while they are waited for: one thread may ask for the state of a worker
+        # that another one closes, and a number that was given back soon stands for another file.
+        self._lock = threading.RLock()
         self.pidfd = -1
         try:
             self.pidfd = os.pidfd_open(pid)
@@ -94,33 +97,37 @@ class WorkerProcess:
         return self._ended
 
     def _look(self, deadline: Deadline) -> bool:
-        if self._report >= 0:
-            return self._read_report(deadline)
-        if self.pidfd >= 0:
-            _readable(self.pidfd, deadline)
+        """Wait until there may be something to see, then see. Another thread may close this meanwhile."""
+        if (watched := self.sentinel) >= 0:
+            _readable(watched, deadline)
+        with self._lock:
+            if not self._ended:
+                self._ended = self._read_report() if self._report >= 0 else self._reap()
+            return self._ended
+
+    def _read_report(self) -> bool:
+        if not _readable(self._report, NOW):
+            return False
+        data = os.read(self._report, REPORT.size)
+        if data:
+            [self.exitcode] = REPORT.unpack(data)
+        return bool(data) or self._is_gone()  # without a word the launcher itself is gone
+
+    def _reap(self) -> bool:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._ended, self.exitcode = True, os.waitstatus_to_exitcode(status)
         except ChildProcessError:  # something else has taken note of its end, or the caller ignores SIGCHLD
-            self._ended = self._is_gone(deadline)
-        return self._ended
+            return self._is_gone()
+        if pid:
+            self.exitcode = os.waitstatus_to_exitcode(status)
+        return bool(pid)
 
-    def _read_report(self, deadline: Deadline) -> bool:
-        if _readable(self._report, deadline):
-            data = os.read(self._report, REPORT.size)
-            if data:
-                [self.exitcode] = REPORT.unpack(data)
-            # Without a word the launcher itself is gone.
-            self._ended = bool(data) or self._is_gone(deadline)
-        return self._ended
-
-    def _is_gone(self, deadline: Deadline) -> bool:
-        return _readable(self.pidfd, deadline) if self.pidfd >= 0 else not _exists(self.pid)
+    def _is_gone(self) -> bool:
+        return _readable(self.pidfd, NOW) if self.pidfd >= 0 else not _exists(self.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to this very process, which the pid alone would not tell from a later one."""
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             if self.pidfd >= 0:
                 signal.pidfd_send_signal(self.pidfd, number)
             elif not self._ended:
@@ -128,10 +135,11 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        for fd in (self._report, self.pidfd):
-            if fd >= 0:
-                os.close(fd)
-        self._report = self.pidfd = -1
+        with self._lock:
+            for fd in (self._report, self.pidfd):
+                if fd >= 0:
+                    os.close(fd)
+            self._report = self.pidfd = -1
 
 
 def _readable(fd: int, deadline: Deadline) -> bool:
