@@ -83,7 +83,7 @@ library-suites:
 	$(MAKE) --no-print-directory test-gpu
 
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not repeats"
-NOT_RAY := --ignore tests/remote/ray/test_ray.py
+NOT_RAY = --ignore $(RAY)
 
 # Which file belongs to which: tests/suites.py.
 test-engine: $(VENV)/.ready
@@ -96,10 +96,12 @@ test-frameworks: $(VENV)/.ready
 test-cross: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(NOT_RAY)
 	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(TWIN)
+	$(BIN)/python -m pytest -q -m repeats $(RAY)
 
 # One process: a cluster of several nodes takes ten seconds to start, and all cores.
+RAY := tests/remote/ray/test_ray.py
 test-ray: $(VENV)/.ready
-	$(BIN)/python -m pytest -q tests/remote/ray/test_ray.py
+	$(BIN)/python -m pytest -q -m "not repeats" $(RAY)
 
 # RLlib pins Gymnasium, so it has an environment of its own; not a part of `make test`.
 $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)

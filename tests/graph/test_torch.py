@@ -16,6 +16,7 @@ from gymnasium import spaces
 import shoal
 from envs import SPACES, CountEnv, FailEnv, SpaceEnv
 from graph.plain_envs import PictureEnv, SteadyEnv, ThirdEnv
+from repeats import repeat
 from shoal import Pool
 
 torch = pytest.importorskip("torch", reason="shoal.graph.torch needs PyTorch")
@@ -741,7 +742,12 @@ def test_an_env_through_pinned_buffers_plays_as_ever() -> None:
 # ---- the example ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "iterations"), [("--no-compile", 75), ("--backend=aot_eager", 2)])
+LEARNING = repeat("a policy's weights through the graph are compared with those of eager code")
+
+
+@pytest.mark.parametrize(
+    ("how", "iterations"), [pytest.param("--no-compile", 75, marks=LEARNING), ("--backend=aot_eager", 2)]
+)
 def test_the_example_learns(how: str, iterations: int) -> None:
     script = Path(__file__).parents[2] / "examples" / "ingraph_torch.py"
     done = subprocess.run(

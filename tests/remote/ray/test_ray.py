@@ -22,6 +22,7 @@ import shoal
 from envs import CountEnv, FailEnv, GateEnv, SpaceEnv
 from faults.kit import alive, eventually
 from remote.kit import PlacedEnv, history
+from repeats import repeat
 from shoal import Pool
 from shoal.dialects import puffer
 from shoal.remote.bell import BellMemory
@@ -30,8 +31,9 @@ from shoal.support.optional_dependencies import install
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install ".[ray]"')
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("cluster")]
-MODES = ("next_step", "same_step", "disabled")
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("cluster")]
+OTHER_MODES = repeat("tests/remote/test_dispatcher.py has every mode over a transport of its own, without Ray")
+MODES = ["next_step", *(pytest.param(mode, marks=OTHER_MODES) for mode in ("same_step", "disabled"))]
 NESTED = spaces.Dict({"a": spaces.Tuple([spaces.Discrete(5), spaces.Text(4)]), "b": spaces.Box(-1, 1, ())})
 IMAGE = spaces.Box(0, 255, (96, 96, 3), np.uint8)
 ZEROS = np.zeros(6, np.int64)
@@ -393,7 +395,7 @@ def test_an_env_that_hangs_does_not_hold_up_close(gate: Path) -> None:
 def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     code = textwrap.dedent(text)
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=250, check=False
     )
 
 
