@@ -199,7 +199,7 @@ class LabPool:
         self._pool: Pool | None = None
         self._before = os.environ.get(MEASURING)
 
-    def start(self) -> Pool:
+    def prepare(self) -> Pool:
         """Start the lab's process, unless it runs. It imports the env's module, and builds no env yet."""
         if self._pool is None:
             self._pool = Pool([self._make], backend=self._backend, start_timeout=START)
@@ -208,7 +208,7 @@ class LabPool:
     def call(self, name: str, *arguments: Any, timeout: float) -> Any:
         """Call a method of the lab. Raises LabLost if no answer comes in time or the process dies, else EnvError."""
         try:
-            return self.start().call(name, *arguments, timeout=timeout)[0]
+            return self.prepare().call(name, *arguments, timeout=timeout)[0]
         except StepTimeout:
             self.close(at_once=True)
             raise LabLost(f"no answer within {timeout:.3g} s") from None

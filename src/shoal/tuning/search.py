@@ -72,7 +72,7 @@ class Search:
         self._notify = notify
         try:
             notify("starting")
-            self._lab.start()
+            self._lab.prepare()
             self._began = time.monotonic()  # `seconds` are for the envs: the start of a process is none of their time
             self._measure()
             self._look_for_candidates()
