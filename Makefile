@@ -65,7 +65,7 @@ check: $(VENV)/.ready
 	$(MAKE) --no-print-directory -j 3 --output-sync=target lint types check-core
 
 check-core: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
+	$(PYTEST) --core
 
 # Two rows of suites side by side, and Ray and types beside them: some tests use one core, and most wait. What a suite
 # says is shown when it is over.
@@ -140,7 +140,7 @@ test-libraries:
 # Those that need EnvPool or dm_control, where the benchmark's peers are.
 test-peers: $(BENCH_VENV)/.ready
 	$(BENCH_VENV)/bin/python -m pytest -q -rs tests/dialects/test_envpool.py tests/cli/test_contenders.py \
-		tests/envs/test_seeding.py
+		tests/contract/test_groups.py tests/envs/test_seeding.py
 
 # Each library's own trainer over its own vector env and over ours, in environments of their own; half an hour.
 test-trainers:
