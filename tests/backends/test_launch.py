@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from typing import Any
 
@@ -58,3 +59,28 @@ def test_a_report_that_another_thread_takes_meanwhile(monkeypatch: pytest.Monkey
     assert process.exitcode == (7 if reads else None)
     process.close()
     os.close(end)
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_process_that_another_thread_closes_can_be_asked_meanwhile(
+    forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        report, told = os.pipe()
+        worker = launch.WorkerProcess(process.pid, -1 if forked else report)
+        wait = launch._readable
+
+        def close_while_it_waits(fd: int, deadline: Any) -> bool:
+            monkeypatch.setattr(launch, "_readable", wait)
+            worker.close()
+            return True
+
+        monkeypatch.setattr(launch, "_readable", close_while_it_waits)
+        assert worker.alive
+        worker.signal(signal.SIGTERM)  # there is nothing to tell it from a later one by
+        process.kill()
+        process.wait()
+        assert not worker.alive
+        os.close(told)
+        if forked:
+            os.close(report)

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 import shoal
 from envs import CountEnv, GateEnv
+from repeats import product
 from shoal import BadAction, Batch, Pool
 from shoal.spaces.leaves import flatten, read_actions
 
@@ -96,9 +97,7 @@ def check(batch: Any, expected: Any, ids: Any, steps: Any, dtype: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("sizes", [(1, 1), (7, 3)], ids=["1 env", "7 envs of 3 workers"])
-@pytest.mark.parametrize("name", SPACES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@product("backend name sizes", BACKENDS, SPACES, [(1, 1), (7, 3)])  # envs and workers
 def test_actions_of_every_type(backend: Any, name: str, sizes: tuple[int, int]) -> None:
     space, (count, workers) = SPACES[name], sizes
     leaves = flatten(space)
@@ -287,7 +286,7 @@ def test_ctrl_c_while_a_batch_is_waited_for_leaves_it_to_the_next(backend: Any, 
 def test_an_env_that_takes_long_is_found_while_others_are_ready(gate: Path) -> None:
     """Each recv is one call that never waits for long, and still the pool looks around."""
     env = functools.partial(GateEnv, str(gate))
-    with Pool(env, 3, backend="threads", num_workers=3, batch_size=1, step_timeout=0.5) as pool:
+    with Pool(env, 3, backend="threads", num_workers=3, batch_size=1, step_timeout=1.5) as pool:
         pool.reset(seed=0)
         pool.send([3], np.array([2]))
         pool.send([0, 0], np.array([0, 1]))

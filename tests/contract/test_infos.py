@@ -14,9 +14,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tests.conftest import BACKENDS
 
 import shoal
+from conftest import BACKENDS
+from repeats import product
 
 LENGTH = 5  # steps of an episode of the first env; each further one takes a step more
 LOCAL = [name for name in BACKENDS if name in ("serial", "threads", "processes", "hybrid")]
@@ -139,9 +140,7 @@ def workers_for(backend: str) -> dict[str, Any]:
     return {} if backend == "serial" else {"num_workers": 3}
 
 
-@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.name)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", LOCAL)
+@product("backend kind mode", LOCAL, KINDS, AutoresetMode)
 def test_as_gymnasium_stacks_them(backend: str, kind: str, mode: AutoresetMode) -> None:
     count = 7
     theirs = SyncVectorEnv(makers(kind, count), autoreset_mode=mode)

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 import shoal
+from conftest import BACKENDS
 from contract.lockstep import assert_same
 from contract.plain_loop import Row, plain_loop
 from envs import SPACES, CountEnv, FailEnv, GateEnv, InfoEnv, SpaceEnv, fingerprint
+from repeats import product
 from shoal import Pool
 from shoal.worker.single import SingleStepper
 
@@ -85,15 +87,15 @@ LIVES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("autoreset", AUTORESETS)
-@pytest.mark.parametrize("order", ["ready", "fifo"])
-@pytest.mark.parametrize(
-    ("batch_size", "workers", "env"),
-    [(1, 3, "counting"), (3, 3, "infos"), (4, 2, "CartPole"), (7, 7, "CartPole")],
-)
+# Size of a batch, workers, env.
+PARTS = [(1, 3, "counting"), (3, 3, "infos"), (4, 2, "CartPole"), (7, 7, "CartPole")]
+
+
+@product("backend order part autoreset", BACKENDS, ["ready", "fifo"], PARTS, AUTORESETS)
 def test_every_lane_lives_as_in_a_plain_loop(
-    backend: str, order: str, batch_size: int, workers: int, env: str, autoreset: str
+    backend: str, order: str, part: tuple[int, int, str], autoreset: str
 ) -> None:
+    batch_size, workers, env = part
     make_env = LIVES[env]
     with Pool(
         make_env,

@@ -17,6 +17,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 from conftest import BACKENDS
 from contract.lockstep import MODES, assert_lockstep, assert_same
 from envs import INFO_KINDS, SPACES, CountEnv, InfoEnv, ReusedBufferEnv, SpaceEnv
+from repeats import product, repeat
 from shoal.dialects.gymnasium import VectorEnv
 
 # (envs, workers): also counts that do not divide, one env alone, and one env for each worker.
@@ -76,20 +77,26 @@ def modes(test: Any) -> Any:
     return pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)(test)
 
 
-@modes
-@pytest.mark.parametrize(("num_envs", "workers"), LAYOUTS)
-def test_every_worker_count(backend: str, mode: AutoresetMode, num_envs: int, workers: int) -> None:
+@product("backend mode layout", BACKENDS, MODES, LAYOUTS)
+def test_every_worker_count(backend: str, mode: AutoresetMode, layout: tuple[int, int]) -> None:
+    num_envs, workers = layout
     with both([cartpole] * num_envs, mode, backend, workers) as (ours, theirs):
         assert_lockstep(ours, theirs, steps=60)
 
 
 def every_backend(table: Any) -> Any:
-    """Each row meets every backend, and every autoreset mode in some backend."""
+    """Each row meets every backend, and every autoreset mode in some backend.
+
+    In `make test` a row meets one of the backends that run envs here, and one of those that run them in processes.
+    """
     rows = [
-        pytest.param(name, backend, MODES[(i + j) % 3], id=f"{name}-{backend}-{MODES[(i + j) % 3].name}")
+        pytest.param(
+            name, backend, MODES[(i + j) % 3], id=f"{name}-{backend}-{MODES[(i + j) % 3].name}",
+            marks=repeat("the row meets the two other backends", (i + j) % 2 == 1),
+        )
         for i, name in enumerate(table)
         for j, backend in enumerate(BACKENDS)
-    ]
+    ]  # fmt: skip
     return pytest.mark.parametrize(("name", "backend", "mode"), rows)
 
 

@@ -19,9 +19,13 @@ pytestmark = pytest.mark.timeout(300)
 LADDER = Path(__file__).parents[1] / "trainers"
 
 TRAIN = """
-import json, sys
+import json, sys, warnings
+import shoal
 sys.path.insert(0, sys.argv[1])
 from puffer_cells import train
+
+# PuffeRL makes an error of every RuntimeWarning, and a busy machine makes a start slow.
+warnings.filterwarnings("ignore", category=shoal.SlowEnvWarning)
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[2])

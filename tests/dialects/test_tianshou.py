@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -268,15 +268,13 @@ def test_asynchronous_dummy_is_as_theirs() -> None:
 
 
 @pytest.mark.parametrize("cls", [TheirSubproc, ours.SubprocVectorEnv, ours.ShmemVectorEnv])
-def test_asynchronous_steps_return_those_that_are_done(cls: Any) -> None:
-    pauses = [0.0, 0.0, 0.0, 1.0]
-    envs = cls([functools.partial(Walk, length=100, pause=pause) for pause in pauses], wait_num=3)
+def test_asynchronous_steps_return_those_that_are_done(cls: Any, gate: Path) -> None:
+    gates = ["", "", "", str(gate)]
+    envs = cls([functools.partial(Walk, length=100, gate=gate) for gate in gates], wait_num=3)
     envs.seed(0)
     envs.reset()
     assert envs.is_async
-    began = time.monotonic()
     obs, reward, terminated, truncated, infos = envs.step(np.array([0, 1, 2, 3]))
-    assert time.monotonic() - began < 0.9
     assert sorted(info["env_id"] for info in infos) == [0, 1, 2]
     assert [reward[row] for row, info in enumerate(infos)] == [info["env_id"] for info in infos]
     assert obs.shape == (3, 3)
@@ -287,6 +285,7 @@ def test_asynchronous_steps_return_those_that_are_done(cls: Any) -> None:
         envs.step(np.array([0]), [3])
     with pytest.raises(RuntimeError, match=r"Environments \[3\] are still stepping, cannot render them now"):
         envs.render()
+    gate.touch()
     step = envs.step(None)
     assert [info["env_id"] for info in step[4]] == [3]
     assert envs.waiting_id == []
@@ -295,13 +294,16 @@ def test_asynchronous_steps_return_those_that_are_done(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [TheirSubproc, ours.SubprocVectorEnv])
-def test_a_timeout_takes_what_is_done(cls: Any) -> None:
-    pauses = [0.0, 0.0, 1.5]
-    envs = cls([functools.partial(Walk, length=100, pause=pause) for pause in pauses], timeout=0.3)
+def test_a_timeout_takes_what_is_done(cls: Any, gate: Path) -> None:
+    gates = ["", "", str(gate)]
+    envs = cls([functools.partial(Walk, length=100, gate=gate) for gate in gates], timeout=0.3)
     envs.reset()
     assert (envs.is_async, envs.wait_num) == (True, 3)
-    step = envs.step(np.array([0, 1, 2]))
-    assert sorted(info["env_id"] for info in step[4]) == [0, 1]
+    done = [info["env_id"] for info in envs.step(np.array([0, 1, 2]))[4]]
+    while len(done) < 2:  # on a busy machine the second is done after the first timeout
+        done += [info["env_id"] for info in envs.step(None)[4]]
+    assert sorted(done) == [0, 1]
+    gate.touch()
     assert [info["env_id"] for info in envs.step(None)[4]] == [2]
     envs.close()
 
@@ -371,7 +373,7 @@ def test_collector_finds_the_same(pair: str, random: bool) -> None:
         envs.seed(9)
         collector = Collector(Sampler(), envs, VectorReplayBuffer(3000, 5))
         collector.reset()
-        stats = [collector.collect(n_step=300, random=random), collector.collect(n_episode=8, random=random)]
+        stats = [collector.collect(n_step=100, random=random), collector.collect(n_episode=8, random=random)]
         stats.append(collector.collect(n_episode=3, random=random, reset_before_collect=True))
         found.append(([(one.returns.tolist(), one.lens.tolist()) for one in stats], contents(collector.buffer)))
         collector.close()
@@ -489,8 +491,9 @@ def test_make_takes_ids() -> None:
         shoal.make("CartPole-v1", 3, api="tianshou", backend="serial", autoreset="next_step")
 
 
-def test_ray() -> None:
+def test_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # and not a cluster that another test has started, and kills nodes of
     cloudpickle.register_pickle_by_value(tianshou_kit)  # actors do not find the tests
     want = TheirDummy(walks(3))
     envs = ours.RayVectorEnv(walks(3), num_workers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -22,13 +23,16 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 
 class Walk(gymnasium.Env[Any, Any]):
-    """Walks at random, by its own generator, for a number of steps; `kind` is that of its observations."""
+    """Walks at random, by its own generator, for a number of steps; `kind` is that of its observations.
+
+    With a gate, which is a file, each step waits for it.
+    """
 
     metadata = {"render_modes": ["ansi"]}
     speed = 1
 
-    def __init__(self, kind: str = "float32", length: int = 4, pause: float = 0.0):
-        self.kind, self.length, self.pause = kind, length, pause
+    def __init__(self, kind: str = "float32", length: int = 4, gate: str = ""):
+        self.kind, self.length, self.gate = kind, length, gate
         self.observation_space = SPACES[kind]
         self.action_space = spaces.Discrete(5)
         self.render_mode = "ansi"
@@ -51,8 +55,9 @@ class Walk(gymnasium.Env[Any, Any]):
         return self._observation(), {"from": self.at} if self.at else {}
 
     def step(self, action: Any) -> Any:
-        if self.pause:
-            time.sleep(self.pause)
+        ends = time.monotonic() + 60
+        while self.gate and not os.path.exists(self.gate) and time.monotonic() < ends:
+            time.sleep(0.01)
         if action == 4:
             raise ValueError("four is refused")
         self.at += self.speed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import time
 from typing import Any
 
@@ -58,11 +59,14 @@ class SampleEnv(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), reward, over, cut, info
 
 
-class SleepEnv(gymnasium.Env[Any, Any]):
-    """Takes as long as its action says, in tenths of a second; ends after three steps."""
+class WaitingEnv(gymnasium.Env[Any, Any]):
+    """Waits for a gate, which is a file, where its action is 5 or more; ends after three steps."""
 
     observation_space = spaces.Box(0.0, 100.0, (1,), np.float32)
     action_space = spaces.Discrete(10)
+
+    def __init__(self, gate: str = "") -> None:
+        self.gate = gate
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -70,7 +74,9 @@ class SleepEnv(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(int(action) / 10)
+        ends = time.monotonic() + 60
+        while action >= 5 and not os.path.exists(self.gate) and time.monotonic() < ends:
+            time.sleep(0.01)
         self.count += 1
         return np.full(1, self.count, np.float32), float(action), self.count == 3, False, {}
 

@@ -33,6 +33,7 @@ def number(pattern: str, text: str) -> float:
     return float(found.group(1))
 
 
+@pytest.mark.repeats("a short training of SB3's PPO is compared with SB3's own, weight by weight")
 def test_ppo_learns_cartpole() -> None:
     assert number(r"mean return ([\d.]+)", run("sb3_ppo.py", "--seed", "1")) >= 475  # 1 is a quick one
 
@@ -89,6 +90,7 @@ def test_ddpg_resets_the_noise_of_exactly_those_that_began() -> None:
     assert resets[199].all()
 
 
+@pytest.mark.repeats("what it learns from is checked transition by transition")
 def test_ddpg_learns() -> None:
     said = run("baselines_ddpg_noise.py", "--steps", "1100")  # of 4000: over 400 better by then
     first, last = (

@@ -121,7 +121,7 @@ class Traces:
         return left
 
 
-def eventually(condition: Callable[[], bool], say: Callable[[], Any] = lambda: "", seconds: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], say: Callable[[], Any] = lambda: "", seconds: float = 30.0) -> None:
     """Fail unless it comes true in time."""
     until = time.monotonic() + seconds
     while not condition():
@@ -143,7 +143,7 @@ def in_thread(action: Callable[[], Any]) -> Iterator[list[Any]]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield outcome
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive(), "it still waits"
 
 

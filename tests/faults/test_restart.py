@@ -39,9 +39,10 @@ DIED = [
     ("kill", "died", "worker 1 .* SIGKILL.*running env 3"),
     ("segfault", "died", "SIGSEGV"),
     ("exit well", "died", "exit code 0"),
-    ("hang", "timed out", "env 3 took longer than step_timeout=0.2"),
+    ("hang", "timed out", "env 3 took longer than step_timeout=1.5"),
 ]
 LOSSES = [*((backend, *RAISED) for backend in BACKENDS), *((backend, *row) for backend in ISOLATED for row in DIED)]
+LOSSES = [loss for loss in LOSSES if loss[:2] != ("hybrid", "hang")]  # the caller's own envs cannot be timed out
 
 
 def derived(seed: int, count: int) -> int:
@@ -56,11 +57,9 @@ def restarting(backend: str, env: Any = DeedEnv, num_envs: int | None = 4, **opt
     return pool
 
 
-def limits(backend: str, deed: str) -> dict[str, Any]:
-    """What a hanging env needs; the caller's own block can have no limit."""
-    if deed == "hang" and backend == "hybrid":
-        pytest.skip("hybrid takes no step_timeout: the caller's own envs cannot be timed out")
-    return {"step_timeout": 0.2} if deed == "hang" else {}
+def limits(deed: str) -> dict[str, Any]:
+    """What a hanging env needs. On a busy machine a healthy env may wait for a while."""
+    return {"step_timeout": 1.5} if deed == "hang" else {}
 
 
 def kill_worker(pool: Pool, index: int = 1) -> None:
@@ -88,7 +87,7 @@ def step_on(pool: Pool, seen: list[Any]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("backend", "deed", "cause", "words"), LOSSES)
 def test_an_env_is_lost_in_a_step(backend: str, mode: str, deed: str, cause: str, words: str) -> None:
-    with restarting(backend, autoreset=mode, **limits(backend, deed)) as pool:
+    with restarting(backend, autoreset=mode, **limits(deed)) as pool:
         pool.step(ZEROS)
         pool.set_attr("deeds", [{"step": deed}], [3])
         batch = pool.step(ZEROS)

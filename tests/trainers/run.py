@@ -4,7 +4,8 @@ The page is `docs/explanation/trainers.md`.
 
 `python tests/trainers/run.py [sb3 tianshou ...]` runs the named libraries, or all of them. Each has its script
 `with_NAME.py` and its pins `requirements/NAME.txt`; environments are kept in `.venv-trainers/NAME`. What a list of pins
-cannot say, `requirements/NAME_install.py` does.
+cannot say, `requirements/NAME_install.py` does. Some tests of this project need one of these libraries: they are run
+first, in the same environment, and `--tests` trains nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,18 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 ENVIRONMENTS = ROOT / ".venv-trainers"
 RECORD, PAGE = ROOT / "docs/explanation/trainers.json", ROOT / "docs/explanation/trainers.md"
+
+# The tests that need a library which only its trainer's environment has.
+TESTS = {
+    "pufferlib": [
+        "tests/dialects/test_puffer.py",
+        "tests/dialects/test_puffer_theirs.py",
+        "tests/dialects/test_puffer_trains.py",
+        "tests/cli/test_contenders.py",
+    ],
+    "sample_factory": ["tests/dialects/test_sample_factory.py", "tests/examples/test_sample_factory.py"],
+    "skrl": ["tests/dialects/test_skrl.py"],
+}
 
 INTRODUCTION = """# Trainers over Shoal
 
@@ -62,9 +75,22 @@ def python_of(name: str) -> Path:
     subprocess.run([*install, "-r", pins], check=True)
     if more.exists():
         subprocess.run([python, more], check=True)
-    subprocess.run([*install, "--editable", str(ROOT)], check=True)
+    subprocess.run([*install, "--editable", f"{ROOT}[test]" if name in TESTS else str(ROOT)], check=True)
     ready.touch()
     return python
+
+
+def test(name: str) -> bool:
+    """Run the tests that need a library; return whether they have passed. Those that were skipped are shown."""
+    try:
+        python = python_of(name)
+    except subprocess.CalledProcessError as error:
+        print(f"{name}: FAILED to install: {error}", flush=True)
+        return False
+    command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-rs", *TESTS[name]]
+    passed = subprocess.run(command, cwd=ROOT).returncode == 0
+    print(f"{name}: {'tests passed' if passed else 'FAILED its tests'}", flush=True)
+    return passed
 
 
 def run(name: str, rounds: int) -> dict[str, Any] | None:
@@ -105,19 +131,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train the trainers of other libraries over Shoal.")
     parser.add_argument("names", nargs="*", default=everyone, metavar="NAME", help=f"some of {', '.join(everyone)}")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tests", action="store_true", help="run the tests that need a library, and train nothing")
     parser.add_argument("--install", action="store_true", help="make the environments, and train nothing")
     options = parser.parse_args()
     unknown = set(options.names) - set(everyone)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(everyone)}")
+    if options.tests and not set(options.names) & set(TESTS):
+        parser.error(f"there are tests for {', '.join(TESTS)} only")
     if options.install:
         for name in options.names:
             python_of(name)
         return 0
+    failed = [f"the tests of {name}" for name in options.names if name in TESTS and not test(name)]
+    failed += [] if options.tests else train(options.names, options.rounds)
+    print("failed: " + ", ".join(failed) if failed else "all passed" if options.tests else "all trained")
+    return len(failed)
+
+
+def train(names: list[str], rounds: int) -> list[str]:
+    """Train with each library, and write down what was found; return those that failed."""
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     failed = []
-    for name in options.names:
-        found = run(name, options.rounds)
+    for name in names:
+        found = run(name, rounds)
         if found is None or found.pop("failed"):
             failed.append(name)
         if found is None:
@@ -130,8 +167,7 @@ def main() -> int:
         record[name] = found | {"date": today, "machine": machine}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
         PAGE.write_text(page(record))
-    print("failed: " + ", ".join(failed) if failed else "all trained")
-    return len(failed)
+    return failed
 
 
 if __name__ == "__main__":

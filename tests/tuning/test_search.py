@@ -35,6 +35,9 @@ class KnownLab:
         self.open: dict[int, Candidate] = {}
         self.most_memory, self.runs, self.closed = 0, 0, False
 
+    def prepare(self) -> None:
+        """It has no process to start."""
+
     def call(self, name: str, *arguments: Any, timeout: float) -> Any:
         try:
             return getattr(self, name)(*arguments)

@@ -209,6 +209,26 @@ def test_an_env_that_is_too_slow_to_be_measured_tells_so() -> None:
     assert processes.workers(os.getpid()) == []
 
 
+def import_slowly() -> type[Small]:
+    time.sleep(3.5)
+    return Small
+
+
+class FromASlowModule:
+    """Makes envs whose module takes longer to import than the search may take."""
+
+    def __reduce__(self) -> Any:
+        return import_slowly, ()
+
+    def __call__(self) -> Small:
+        return Small()
+
+
+def test_the_import_of_an_env_takes_none_of_the_searchs_time() -> None:
+    found = shoal.tune(FromASlowModule(), 2, batch_size="all", backends=("serial",), seconds=3.0, progress=False)
+    assert found.plan.num_envs == 2
+
+
 # ---- the command ---------------------------------------------------------------------------------------------
 
 

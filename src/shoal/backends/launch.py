@@ -29,7 +29,7 @@ if sys.platform == "win32":
 from shoal.backends.launcher import REPORT, Preparation, run, start_interpreter
 from shoal.errors import StartError, StepTimeout
 from shoal.support import processes
-from shoal.support.deadline import Deadline
+from shoal.support.deadline import NOW, Deadline
 from shoal.support.limits import explain
 from shoal.support.system import system
 
@@ -70,7 +70,9 @@ class WorkerProcess:
         self.pid, self._report, self._lifeline = pid, report, lifeline
         self.exitcode: int | None = None  # negative for a signal; None while it runs, or where that is not known
         self._ended = False
-        self._lock = threading.Lock()  # held while the report is read or closed: any thread may ask for `alive`
+        # Held while descriptors are used, not while they are waited for: one thread may ask for the state of a worker
+        # that another one closes, and a number that was given back soon stands for another file.
+        self._lock = threading.RLock()
         self.pidfd = -1
         self._known: processes.Process | None = None  # tells it from a later one of the same pid, for want of a pidfd
         try:
@@ -98,39 +100,37 @@ class WorkerProcess:
         return self._ended
 
     def _look(self, deadline: Deadline) -> bool:
-        report, pidfd = self._report, self.pidfd  # another thread may close them meanwhile
-        if report >= 0:
-            return self._read_report(report, deadline)
-        if pidfd >= 0:
-            _readable(pidfd, deadline)
+        """Wait until there may be something to see, then see. Another thread may close this meanwhile."""
+        if (watched := self.sentinel) >= 0:
+            _readable(watched, deadline)
+        with self._lock:
+            if not self._ended:
+                self._ended = self._read_report() if self._report >= 0 else self._reap()
+            return self._ended
+
+    def _read_report(self) -> bool:
+        if not _readable(self._report, NOW):
+            return False
+        data = os.read(self._report, REPORT.size)
+        if data:
+            [self.exitcode] = REPORT.unpack(data)
+        return bool(data) or self._is_gone()  # without a word the launcher itself is gone
+
+    def _reap(self) -> bool:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self._ended, self.exitcode = True, os.waitstatus_to_exitcode(status)
         except ChildProcessError:  # something else has taken note of its end, or the caller ignores SIGCHLD
-            self._ended = self._is_gone(deadline)
-        return self._ended
+            return self._is_gone()
+        if pid:
+            self.exitcode = os.waitstatus_to_exitcode(status)
+        return bool(pid)
 
-    def _read_report(self, report: int, deadline: Deadline) -> bool:
-        data = None
-        _readable(report, deadline)
-        with self._lock:  # another thread may have read or closed it meanwhile
-            if not self._ended and self._report >= 0 and _readable(report, Deadline.after(0)):
-                data = os.read(report, REPORT.size)
-                if data:
-                    [self.exitcode] = REPORT.unpack(data)
-                    self._ended = True
-        if data == b"":  # without a word, the launcher itself is gone
-            self._ended = self._is_gone(deadline)
-        return self._ended
-
-    def _is_gone(self, deadline: Deadline) -> bool:
-        pidfd = self.pidfd
-        return _readable(pidfd, deadline) if pidfd >= 0 else not _exists(self.pid)
+    def _is_gone(self) -> bool:
+        return _readable(self.pidfd, NOW) if self.pidfd >= 0 else not _exists(self.pid)
 
     def signal(self, number: int) -> None:
         """Send a signal to this very process, which the pid alone would not tell from a later one."""
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
             if self.pidfd >= 0:
                 system.signal_process(self.pidfd, number)
             elif not self._ended and self._known is not None and processes.alive(self._known):
@@ -139,11 +139,10 @@ class WorkerProcess:
     def close(self) -> None:
         """Give the descriptors back."""
         with self._lock:
-            fds = (self._report, self.pidfd, self._lifeline)
+            for fd in (self._report, self.pidfd, self._lifeline):
+                if fd >= 0:
+                    os.close(fd)
             self._report = self.pidfd = self._lifeline = -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
 
 
 def _readable(fd: int, deadline: Deadline) -> bool:

@@ -42,3 +42,4 @@ class Deadline:
 
 
 NEVER = Deadline(None, -1)
+NOW = Deadline(0.0, 0)  # one that has passed: to look, and not to wait

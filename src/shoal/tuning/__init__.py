@@ -50,7 +50,7 @@ def tune(
         learner_threads: cores that are left to your learner; None for as many as `torch.set_num_threads` was told.
         max_memory: bytes that the envs and their processes may take together.
         isolate: envs must not run in the caller's process.
-        seconds: the time that the search may take.
+        seconds: the time that the search may take, once its process has started and the env's module is imported.
         progress: show a progress bar on stderr.
 
     Raises:

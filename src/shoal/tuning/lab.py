@@ -30,6 +30,7 @@ from shoal.tuning.candidates import Candidate, EnvCost
 from shoal.worker.building import spaces_of
 from shoal.worker.measurement import MEASURING, as_one, time_steps
 
+START = 60.0  # seconds for the lab's process, and for the import of the module that the env is from
 ACTIONS = 16  # batches of sampled actions that are used again and again
 SOME_BYTES = bytes(4096)  # data for the stand-in of a policy to compute on
 
@@ -203,12 +204,16 @@ class LabPool:
         self._pool: Pool | None = None
         self._before = os.environ.get(MEASURING)
 
+    def prepare(self) -> Pool:
+        """Start the lab's process, unless it runs. It imports the env's module, and builds no env yet."""
+        if self._pool is None:
+            self._pool = Pool([self._make], backend=self._backend, start_timeout=START)
+        return self._pool
+
     def call(self, name: str, *arguments: Any, timeout: float) -> Any:
         """Call a method of the lab. Raises LabLost if no answer comes in time or the process dies, else EnvError."""
         try:
-            if self._pool is None:
-                self._pool = Pool([self._make], backend=self._backend, start_timeout=timeout)
-            return self._pool.call(name, *arguments, timeout=timeout)[0]
+            return self.prepare().call(name, *arguments, timeout=timeout)[0]
         except StepTimeout:
             self.close(at_once=True)
             raise LabLost(f"no answer within {timeout:.3g} s") from None

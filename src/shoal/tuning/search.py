@@ -71,6 +71,9 @@ class Search:
         self._began = time.monotonic()
         self._notify = notify
         try:
+            notify("starting")
+            self._lab.prepare()
+            self._began = time.monotonic()  # `seconds` are for the envs: the start of a process is none of their time
             self._measure()
             self._look_for_candidates()
             self._first_stage()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from compiled.envs import ALL
+from repeats import product
 from shoal.compiled import library
 from shoal.compiled.cuda.build import build, driver, simulated
 from shoal.compiled.cuda.source import KernelKind, arguments, length_type
@@ -24,13 +25,13 @@ pytestmark = [
         reason='needs the compiler of pip install ".[cuda]", and no simulator',
     ),
 ]
-KINDS = [
-    KernelKind("reset"),
-    KernelKind("step", "next_step"),
-    KernelKind("step", "same_step", tracks=True),
-    KernelKind("step", masked=True, own_params=True),
-    KernelKind("rollout", "same_step", tracks=True, policy_params=2),
-]
+KINDS = {
+    "reset": KernelKind("reset"),
+    "step": KernelKind("step", "next_step"),
+    "tracking step": KernelKind("step", "same_step", tracks=True),
+    "masked step": KernelKind("step", masked=True, own_params=True),
+    "rollout": KernelKind("rollout", "same_step", tracks=True, policy_params=2),
+}
 
 
 class Hopper:
@@ -87,14 +88,12 @@ def compile_one(definition: Definition, kind: KernelKind, precision: str) -> str
     return str(text)
 
 
-@pytest.mark.parametrize("precision", ["single", "double"])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.does}-{kind.mode}")
-@pytest.mark.parametrize("env", ALL)
-def test_every_kind_of_kernel(env: Any, kind: KernelKind, precision: str) -> None:
-    definition = define(env, {})
-    if kind.does == "rollout" and len(definition.action_leaves) > 1:
+@product("env kind precision", ALL, KINDS, ["single", "double"])
+def test_every_kind_of_kernel(env: Any, kind: str, precision: str) -> None:
+    definition, wanted = define(env, {}), KINDS[kind]
+    if wanted.does == "rollout" and len(definition.action_leaves) > 1:
         return  # no such policy
-    assert ".visible .entry" in compile_one(definition, kind, precision)
+    assert ".visible .entry" in compile_one(definition, wanted, precision)
 
 
 @pytest.mark.parametrize("name", library.ids())

@@ -198,7 +198,7 @@ def errors() -> None:
 def losses() -> None:
     """A worker process of a rank is replaced by its rank; an env that hangs is named."""
     found: dict[str, Any] = {}
-    with pool_of(DeedEnv, on_error="restart", step_timeout=1.0, backend_options=PROCESSES) as pool:
+    with pool_of(DeedEnv, on_error="restart", step_timeout=2.0, backend_options=PROCESSES) as pool:
         for deed in ("kill", "hang"):
             pool.reset(seed=0)
             pool.set_attr("deeds", [{"step": deed}], [6])
@@ -207,7 +207,7 @@ def losses() -> None:
             pool.step(ZEROS)
     with tempfile.TemporaryDirectory() as folder:
         gate = Path(folder) / "gate"
-        with pool_of(functools.partial(GateEnv, gate), step_timeout=0.3) as pool:
+        with pool_of(functools.partial(GateEnv, gate), step_timeout=2.0) as pool:
             pool.reset(seed=0)
             pool.send([0, 0, 0, 0, 0, 3, 0])
             try:

@@ -94,7 +94,7 @@ def test_worker_processes_are_replaced_by_their_rank_and_hung_envs_named() -> No
     assert re.search("rank 2.*SIGKILL", text)
     lanes, text = found["hang"]
     assert lanes == [4, 5, 6]
-    assert "env 6 took longer than step_timeout=1" in text
+    assert "env 6 took longer than step_timeout=2" in text
     assert found["timeout"] == [5]
 
 
