@@ -165,6 +165,10 @@ class BadEnv(ShoalError, TypeError, ValueError):
     """The argument `env` cannot be made into envs. Pass an id, a spec, or a function or class that makes an env."""
 
 
+class RenderModesDiffer(BadEnv, AssertionError):
+    """The envs of a VecEnv have several render modes, which Stable-Baselines3 tells by an AssertionError."""
+
+
 class StartError(ShoalError, RuntimeError):
     """The workers could not be started. Those that had started were ended."""
 

@@ -164,7 +164,7 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
 class _DropIn(PoolPyEnvironment):
     """What the two drop-ins share: envs may be given, and may answer, what their specs do not allow."""
 
-    _lenient = True
+    _lenient = _quotes = True
 
     # TF-Agents' classes have these of their base class. What the envs say is in `time_step_spec`.
     reward_spec = py_environment.PyEnvironment.reward_spec
@@ -215,7 +215,8 @@ class BatchedPyEnvironment(_DropIn):
         super()._learn()
         # What the pool is given where the envs take the user's own actions: any that it does not refuse.
         space, count = copy.deepcopy(self.pool.single_action_space), self.batch_size
-        self._no_actions = concatenate(space, [space.sample()] * count, create_empty_array(space, count))
+        room: Any = create_empty_array(space, count)
+        self._no_actions = concatenate(space, [space.sample()] * count, room)
 
     @property
     def envs(self) -> Sequence[Any]:
