@@ -206,6 +206,10 @@ class BadEnv(ShoalError, TypeError, ValueError):
     """
 
 
+class RenderModesDiffer(BadEnv, AssertionError):
+    """The envs of a VecEnv have several render modes, which Stable-Baselines3 tells by an AssertionError."""
+
+
 class StartError(ShoalError, RuntimeError):
     """The workers could not be started. Those that had started were ended.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from typing import Any
 
@@ -195,6 +196,16 @@ class CalledEnv(CountPyEnv):
         self.calls.append("close")
 
 
+class TellingEnv(CountPyEnv):
+    """Keeps what it was given."""
+
+    given_action: Any = None
+
+    def _step(self, action: Any) -> ts.TimeStep:
+        self.given_action = action
+        return ts.transition(self.observation(0), 1.0)
+
+
 PLAIN = (CountPyEnv, NestedPyEnv, ScalarEnv, PushEnv, HandledEnv, OwnStepSpecEnv)
 ODD = (
     ListEnv, RowEnv, ListForRowEnv, OtherTypeEnv, PythonNumbersEnv, OtherNestEnv, ByTurnsEnv, NeverResetsEnv,
@@ -226,6 +237,13 @@ class LooseEnv(CountPyEnv):
 
     def _step(self, action: Any) -> ts.TimeStep:
         return super()._step(np.int32(np.asarray(action).item()))
+
+
+class NumberedProcessEnv(LooseEnv):
+    """Knows its process."""
+
+    def _process_id(self) -> int:
+        return os.getpid()
 
 
 class Numbered(CountPyEnv):

@@ -156,7 +156,7 @@ def test_render_modes_that_differ(make: Callable[[list[EnvFn]], Any]) -> None:
 @pytest.mark.parametrize(
     ("fns", "error"),
     [
-        ([], shoal.errors.BadEnv),
+        ([], (shoal.errors.BadEnv, IndexError)),  # each as SB3's class
         ([CountEnv()], shoal.errors.BadEnv),
         ([CountEnv, None], shoal.errors.BadEnv),
         ([lambda: None], (TypeError, AttributeError)),

@@ -233,8 +233,9 @@ def test_a_seed_that_is_drawn_follows_the_global_generator(venv: Any) -> None:
 
 
 def test_options_of_the_wrong_number(venv: Any) -> None:
-    with pytest.raises(ValueError, match="expected 3"):
-        venv.set_options([{}, {}])
+    venv.set_options([{}, {}])
+    with pytest.raises(IndexError, match="given 2 dicts, and there are 3 envs"):
+        venv.reset()
 
 
 # ---- the envs -----------------------------------------------------------------------------------------------

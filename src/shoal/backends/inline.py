@@ -22,6 +22,27 @@ from shoal.worker.base import EnvBlock, WorkerChannel
 from shoal.worker.building import BuildError, build_envs, close_envs
 
 
+class LocalEnvs(list[Any]):
+    """The envs of the caller's own block. An env that is assigned to an index is stepped there from then on."""
+
+    def __init__(self, worker: InlineWorker, envs: list[Any]):
+        super().__init__(envs)
+        self._worker = worker
+
+    def __setitem__(self, index: Any, env: Any) -> None:
+        if isinstance(index, slice):
+            for i, one in zip(range(len(self))[index], env, strict=True):
+                self[i] = one
+        elif env is not self[index]:
+            if self._worker.stepper is None:
+                raise PoolClosed("the envs were closed: make a new pool")
+            self._worker.stepper.put(range(len(self))[index], env)
+            super().__setitem__(index, env)
+
+    def __reduce__(self) -> Any:
+        return list, (list(self),)
+
+
 class InlineWorker(Worker):
     """Steps when the pool says so, in `run`. `interrupts`: whether an interrupt is Ctrl-C, and the caller's; otherwise
     an env has raised it."""
@@ -37,9 +58,9 @@ class InlineWorker(Worker):
     bell = SilentBell()
 
     @property
-    def envs(self) -> list[Any]:
-        """The envs themselves: they are the caller's to look at."""
-        return [env.env if is_group(env) else env for env in self._envs]
+    def envs(self) -> LocalEnvs:
+        """The envs themselves: they are the caller's to look at, and to replace."""
+        return LocalEnvs(self, [env.env if is_group(env) else env for env in self._envs])
 
     @property
     def kernel(self) -> Any:

@@ -19,6 +19,7 @@ from shoal.memory.infos import stacked
 from shoal.options import refuse_unknown_options
 from shoal.pool import Pool
 from shoal.support.checks import Ids, refuse_pickling
+from shoal.support.foreign_code import guarded
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Itself = TypeVar("Itself", bound="ClosedByWith")
@@ -93,6 +94,15 @@ else:
     VecEnvBase = ClosedByWith
 
 
+def quoted(error: EnvError) -> EnvError:
+    """The error with the env's own text. What Shoal has to say of it becomes its cause."""
+    if error.original is not None and not isinstance(error.__cause__, EnvError):
+        error.__cause__ = env_error(None, vars(error))
+        with contextlib.suppress(Exception):  # the env's own class may not let itself be written
+            error._text = guarded(str, error.original)
+    return error
+
+
 def in_turn(method: Method) -> Method:
     """Keep other threads out while this method of a PoolFace runs. Those that run at every step do it themselves."""
 
@@ -112,6 +122,7 @@ class PoolFace(ClosedByWith):
     _api = ""  # what error messages call the dialect
     _mode: str | None = None  # the only autoreset mode that the dialect has; None if it has all of them
     _partial = False  # whether an answer may have rows of some envs only
+    _quotes = False  # whether an env's error has the env's own text, as in a plain loop
 
     def _open(self, env: Any, num_envs: int | None, options: dict[str, Any]) -> None:
         """Make the pool. By default, arrays are the caller's own, and Box actions may leave their bounds."""
@@ -122,7 +133,10 @@ class PoolFace(ClosedByWith):
                 f'autoreset: {self._api} knows only "{self._mode}", found {options["autoreset"]!r}; for other modes '
                 "use shoal.Pool"
             )
-        self.pool = pool = Pool(env, num_envs, **options)
+        try:
+            self.pool = pool = Pool(env, num_envs, **options)
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
         try:
             if not self._partial and pool.batch_size != pool.num_envs:
                 raise ValueError(
@@ -181,21 +195,27 @@ class PoolFace(ClosedByWith):
         """Step all envs, or these. After an interrupt or a timeout, answers that come later belong to no call."""
         try:
             return self.pool.exchange(actions, env_ids=env_ids)
-        except BaseException:
+        except BaseException as error:
             self._late = True
+            if self._quotes and isinstance(error, EnvError):
+                raise self._told(error) from error.__cause__
             raise
 
     def _collect(self, wait: Callable[..., Ready], *args: Any, env_ids: Any = None) -> Ready:
         """Wait for answers. After an env's error, the other answers of these envs (None: all) are dropped."""
         try:
             return wait(*args)
-        except EnvError:
+        except EnvError as error:
             with contextlib.suppress(ShoalError):  # the env's own error is what matters
                 self.pool.drop_pending(env_ids)
-            raise
+            raise self._told(error) from error.__cause__
         except BaseException:
             self._late = True
             raise
+
+    def _told(self, error: Exception) -> Exception:
+        """What to raise for an error of the pool. It may set the error's cause."""
+        return quoted(error) if self._quotes and isinstance(error, EnvError) else error
 
     def _drop_late(self) -> None:
         """Wait for late answers, and drop them: they must not be taken for those of the next step."""

@@ -22,12 +22,11 @@ from gymnasium.vector.vector_env import AutoresetMode
 
 from shoal.dialects.base import PoolFace, in_turn, split_reset_mask
 from shoal.envs.functions import as_env_fns, with_time_limit
-from shoal.errors import BadAction, BadCall, EnvError, ShoalError, SpaceMismatch, StepTimeout, env_error
+from shoal.errors import BadAction, BadCall, EnvError, ShoalError, SpaceMismatch, StepTimeout
 from shoal.memory.answers import Ready
 from shoal.options import refuse_unknown_options
 from shoal.support.checks import OptionsForAll, spread_seed
 from shoal.support.deadline import CLOSE_TIMEOUT
-from shoal.support.foreign_code import guarded
 
 __all__ = ["AsyncVectorEnv", "SyncVectorEnv", "VectorEnv", "entry_point", "install", "uninstall"]
 
@@ -245,7 +244,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any], PoolFace, metaclass=_
 
     def _told(self, error: Exception, actions: Any = None) -> Exception:
         """What to raise for an error of the pool; `actions` are those of the step. It may set the error's cause."""
-        return error
+        return super()._told(error)
 
     def _infos(self, ready: Ready) -> dict[str, Any]:
         began_ns = time.monotonic_ns()
@@ -260,6 +259,7 @@ class _DropIn(VectorEnv):
     An env's error has the env's own text, and what Shoal has to say of it is its cause.
     """
 
+    _quotes = True
     _mismatches: dict[str, str]  # the texts for spaces that differ
 
     def _build(self, env_fns: Any, observation_mode: Any, autoreset_mode: Any, options: dict[str, Any]) -> None:
@@ -297,11 +297,7 @@ class _DropIn(VectorEnv):
             except TypeError as theirs:  # it is no batch at all
                 theirs.__cause__ = error
                 return theirs
-        if isinstance(error, EnvError) and error.original is not None and not isinstance(error.__cause__, EnvError):
-            error.__cause__ = env_error(None, vars(error))
-            with contextlib.suppress(Exception):  # the env's own class may not let itself be written
-                error._text = guarded(str, error.original)
-        return error
+        return super()._told(error)
 
 
 def _check_observation_mode(mode: Any) -> None:
@@ -317,7 +313,7 @@ def _check_observation_mode(mode: Any) -> None:
         )
 
 
-class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv):  # type: ignore[misc]
+class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv):
     """Drop-in for `gymnasium.vector.SyncVectorEnv`: the envs live in the caller's process, in `envs`.
 
     Args:
@@ -351,6 +347,10 @@ class SyncVectorEnv(_DropIn, gymnasium.vector.SyncVectorEnv):  # type: ignore[mi
         # A copy makes envs of its own, and goes on from the same state.
         arguments = (self.env_fns, self.copy, self.observation_mode, self.autoreset_mode)
         return _revived, (type(self), arguments, self.spec, self.pool.snapshot())
+
+    def close_extras(self, **kwargs: Any) -> None:  # type: ignore[override]
+        """Close the envs."""
+        super().close_extras(**kwargs)
 
     @in_turn
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -90,7 +90,7 @@ class VectorEnv(_OldAnswers, newer.VectorEnv):
         self._take_spaces(None, None)
 
 
-class SyncVectorEnv(_OldAnswers, newer.SyncVectorEnv):  # type: ignore[misc]
+class SyncVectorEnv(_OldAnswers, newer.SyncVectorEnv):
     """Drop-in for `gymnasium.vector.SyncVectorEnv` of Gymnasium 0.29: the envs live in the caller's process.
 
     Args:

@@ -11,31 +11,27 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import multiprocessing
 import os
 import sys
 import uuid
 import warnings
 from abc import ABCMeta
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 
-from shoal.dialects.base import as_list, check_maker, in_turn, make_one
+from shoal.dialects.base import check_maker, make_one
+from shoal.dialects.sb3_vec_envs import DummyVecEnv, SubprocVecEnv
 from shoal.dialects.vec_env import (
-    Indices,
     PoolVecEnv,
-    StepReturn,
     TransformWrapper,
     VecEnv,
     VecEnvWrapper,
     VecExtractDictObs,
     check_vec_env,
 )
-from shoal.memory.answers import Ready
 from shoal.ranks import Ranks
 from shoal.wrappers import (
     CheckNan,
@@ -54,10 +50,10 @@ from shoal.wrappers.sb3_pickles import write_pickle
 from shoal.wrappers.video import tile_images
 
 __all__ = [
-    "DummyVecEnv", "Monitor", "SubprocVecEnv", "VecCheckNan", "VecEnv", "VecEnvWrapper", "VecExtractDictObs",
-    "VecFrameStack", "VecMonitor", "VecNormalize", "VecTransposeImage", "VecVideoRecorder", "is_vecenv_wrapped",
-    "make_vec_env", "pass_for_sb3", "sync_envs_normalization", "tile_images", "unwrap_vec_normalize",
-    "unwrap_vec_wrapper",
+    "DummyVecEnv", "Monitor", "PoolVecEnv", "SubprocVecEnv", "VecCheckNan", "VecEnv", "VecEnvWrapper",
+    "VecExtractDictObs", "VecFrameStack", "VecMonitor", "VecNormalize", "VecTransposeImage", "VecVideoRecorder",
+    "is_vecenv_wrapped", "make_vec_env", "pass_for_sb3", "sync_envs_normalization", "tile_images",
+    "unwrap_vec_normalize", "unwrap_vec_wrapper",
 ]  # fmt: skip
 
 
@@ -125,112 +121,6 @@ class _SB3Episodes(MonitorEpisodes):
 
     def _sums(self, env_id: int) -> tuple[Any, Any]:
         return self.episode_returns[env_id], self.episode_lengths[env_id]
-
-
-_BUFFERS = ("keys", "buf_obs", "buf_rews", "buf_dones", "buf_infos")
-
-
-class DummyVecEnv(PoolVecEnv):
-    """Drop-in for SB3's: the envs live in this process, in `envs`, and are stepped one after another in `step_wait`.
-
-    Args:
-        env_fns: one function per env.
-        pool_options: as for `shoal.Pool`.
-
-    Attributes:
-        actions: those of the last `step_async`.
-        keys, buf_obs, buf_rews, buf_dones, buf_infos: the last answers, as SB3's class keeps them, for subclasses with
-            a `step_wait` of their own. They are made when one is first asked for.
-    """
-
-    actions: Any
-
-    def __init__(self, env_fns: Sequence[Callable[[], Any]], **pool_options: Any):
-        pool_options.setdefault("backend", "serial")
-        super().__init__(as_list(env_fns), **pool_options)
-        self.metadata = self.pool.specs.metadata
-        self._last_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-
-    def step_async(self, actions: Any) -> None:
-        self.actions = actions
-
-    def step_wait(self) -> StepReturn:
-        return self._step_now(self.actions)
-
-    step = VecEnv.step
-
-    def reset(self) -> Any:
-        obs = super().reset()
-        if "buf_obs" in self.__dict__:
-            self._keep_obs(obs)
-        return obs
-
-    def _result(self, ready: Ready) -> StepReturn:
-        result = obs, rewards, dones, self._last_infos = super()._result(ready)
-        if "buf_obs" in self.__dict__:
-            self._keep_obs(obs)
-            self.buf_rews[:], self.buf_dones[:] = rewards, dones
-            self.buf_infos[:] = copy.deepcopy(self._last_infos)
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _BUFFERS or "_last_infos" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._make_buffers()
-        return self.__dict__[name]
-
-    @in_turn
-    def _make_buffers(self) -> None:
-        space = self.observation_space
-        self.keys: list[Any] = [None]
-        if isinstance(space, spaces.Dict | spaces.Tuple):
-            self.keys = list(space.spaces) if isinstance(space, spaces.Dict) else list(range(len(space.spaces)))
-        last = self.pool.last_answer()
-        parts = {None: last.obs} if self.keys == [None] else {key: last.obs[key] for key in self.keys}
-        self.buf_obs = OrderedDict((key, np.array(part)) for key, part in parts.items())
-        self.buf_rews = np.array(last.reward, np.float32)
-        self.buf_dones = np.array(last.terminated | last.truncated)
-        self.buf_infos = copy.deepcopy(self._last_infos)
-
-    def _keep_obs(self, obs: Any) -> None:
-        for key in self.keys:
-            self.buf_obs[key][:] = obs if key is None else obs[key]
-
-    def _save_obs(self, env_idx: int, obs: Any) -> None:
-        """Put an env's observation into the buffers."""
-        for key in self.keys:
-            self.buf_obs[key][env_idx] = obs if key is None else obs[key]
-
-    def _obs_from_buf(self) -> Any:
-        """A batch of the observations in the buffers."""
-        obs = copy.deepcopy(self.buf_obs)
-        if isinstance(self.observation_space, spaces.Tuple):
-            return tuple(obs.values())
-        return obs[None] if self.keys == [None] else dict(obs)
-
-    def _get_target_envs(self, indices: Indices) -> list[Any]:
-        return [self.envs[i] for i in self._get_indices(indices)]
-
-
-class SubprocVecEnv(PoolVecEnv):
-    """Drop-in for SB3's: the envs live in worker processes, several to each. Rewards are float64, infos a tuple.
-
-    Args:
-        env_fns: one function per env.
-        start_method: "forkserver" (default), "spawn" or "fork".
-        pool_options: as for `shoal.Pool`: num_workers, on_error="restart", step_timeout, ...; with backend="hybrid" the
-            caller steps some of the envs itself, which is faster and not isolated.
-    """
-
-    _reward_type = np.float64
-
-    def __init__(self, env_fns: Sequence[Callable[[], Any]], start_method: str | None = None, **pool_options: Any):
-        multiprocessing.get_context(start_method)  # refuses what it does not know, as in SB3
-        super().__init__(as_list(env_fns), start_method=start_method, **{"backend": "processes", **pool_options})
-
-    def _result(self, ready: Ready) -> StepReturn:
-        obs, rewards, dones, infos = super()._result(ready)
-        return obs, rewards, dones, tuple(infos)
 
 
 class VecFrameStack(TransformWrapper):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import os
+import weakref
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 # TF-Agents is written for Keras 2. TensorFlow reads this variable when it is imported.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 try:
+    import gin
     import tensorflow as tf
     from tf_agents.environments import batched_py_environment, parallel_py_environment, py_environment
     from tf_agents.specs import array_spec
@@ -23,12 +27,14 @@ except ImportError as error:
 
 import cloudpickle
 import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shoal.dialects.time_steps import Parts, TimeStepFace
-from shoal.envs.exact_steps import TIME_STEP, NoSpace, make_exact
+from shoal.envs.exact_steps import TIME_STEP, GivenEnv, NoSpace, close_env, make_exact, reset_env, step_env
 from shoal.envs.guarded_pickles import dumps
+from shoal.envs.side_by_side import SideBySide
 from shoal.envs.time_steps import TimeStepEnv, has_specs, quicken, slow_down
-from shoal.errors import BadAction, SpaceMismatch
+from shoal.errors import SpaceMismatch
 from shoal.support.checks import spread_seed
 
 __all__ = ["BatchedPyEnvironment", "ParallelPyEnvironment", "PoolPyEnvironment", "quicken", "slow_down"]
@@ -68,7 +74,7 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         super()._learn()
         self._same_type |= isinstance(self.pool.single_observation_space, NoSpace)  # then TimeSteps travel whole
         step_type = array_spec.ArraySpec((), np.int32, name="step_type")
-        described = ts.TimeStep(step_type, self.reward_spec(), self.discount_spec(), self.observation_spec())
+        described = ts.TimeStep(step_type, self._specs.reward, self._specs.discount, self._specs.observation)
         # Only where the envs have specs: a worker imports this module, and so TensorFlow, to carry that out.
         own = self.pool.apply(_time_step_spec, env_ids=[0])[0] if self._all_have_specs else None
         self._time_step_spec = described if own is None else own
@@ -155,57 +161,138 @@ class PoolPyEnvironment(TimeStepFace, py_environment.PyEnvironment):  # type: ig
         """Does nothing: the envs were made by the constructor."""
 
 
-class BatchedPyEnvironment(PoolPyEnvironment):
+class _DropIn(PoolPyEnvironment):
+    """What the two drop-ins share: envs may be given, and may answer, what their specs do not allow."""
+
+    _lenient = _quotes = True
+
+    # TF-Agents' classes have these of their base class. What the envs say is in `time_step_spec`.
+    reward_spec = py_environment.PyEnvironment.reward_spec
+    discount_spec = py_environment.PyEnvironment.discount_spec
+
+
+def _configured(theirs: Any, **given: Any) -> dict[str, Any]:
+    """Arguments; what is not given is as gin says it for TF-Agents' class, or as the class has it."""
+    bound = gin.get_bindings(theirs)
+    defaults = {name: one.default for name, one in inspect.signature(theirs.__init__).parameters.items()}
+    return {name: bound.get(name, defaults[name]) if value is None else value for name, value in given.items()}
+
+
+class BatchedPyEnvironment(_DropIn):
     """Drop-in for TF-Agents' BatchedPyEnvironment.
 
     Args:
         envs: PyEnvironments, made already or to be made by a function, or Gymnasium ids; or one function or id, with
             `num_envs` among the options.
-        multithreading: False steps all envs in this thread, one after another. True steps envs that are made already
-            in threads of this process, and those that are still to be made in worker processes. With
-            `backend="processes"` envs that are made already are pickled, workers get the copies, and `envs` gives
-            access to these.
+        multithreading: False steps all envs in this thread, one after another. True (the default) lets envs that are
+            made already, and that wait, do so at the same time, by a thread for each; and it runs those that are still
+            to be made in worker processes. With `backend="processes"` envs that are made already are pickled, workers
+            get the copies, and `envs` gives access to these.
         **pool_options: as for `shoal.Pool`.
     """
 
-    _lenient = True
-
-    def __init__(self, envs: Any, multithreading: bool = True, **pool_options: Any):
-        made = False
+    def __init__(self, envs: Any, multithreading: bool | None = None, **pool_options: Any):
+        threaded = _configured(batched_py_environment.BatchedPyEnvironment, multithreading=multithreading)
+        multithreading = bool(threaded["multithreading"])
         if isinstance(envs, list | tuple):
-            if not envs:
-                raise ValueError("envs must be a list or tuple of at least one env, found an empty one")
-            made = all(map(has_specs, envs))
             _check_made([(i, env) for i, env in enumerate(envs) if has_specs(env)])
+            envs[0]  # of an empty list, TF-Agents raises IndexError
         elif not callable(envs) and not isinstance(envs, str):
             raise ValueError(f"envs must be a list or tuple.  Got: {envs}")
-        parallel = "threads" if made else "processes"
-        pool_options.setdefault("backend", parallel if multithreading else "serial")
+        made = isinstance(envs, list | tuple) and all(map(has_specs, envs))
+        pool_options.setdefault("backend", "processes" if multithreading and not made else "serial")
         self._parallel_execution = multithreading  # TFPyEnvironment looks for it
         self._given = envs if made and pool_options["backend"] in IN_THIS_PROCESS else None
-        if isinstance(envs, list | tuple):
+        self._calls = SideBySide(envs, multithreading) if made and pool_options["backend"] == "serial" else None
+        if self._calls is not None:
+            weakref.finalize(self, self._calls.close)
+            envs = [functools.partial(_given_env, env, self._calls, i) for i, env in enumerate(envs)]
+        elif isinstance(envs, list | tuple):
             envs = [Made(env, i) if has_specs(env) else env for i, env in enumerate(envs)]
         super().__init__(envs, **pool_options)
+
+    def _learn(self) -> None:
+        super()._learn()
+        # What the pool is given where the envs take the user's own actions: any that it does not refuse.
+        space, count = copy.deepcopy(self.pool.single_action_space), self.batch_size
+        room: Any = create_empty_array(space, count)
+        self._no_actions = concatenate(space, [space.sample()] * count, room)
 
     @property
     def envs(self) -> Sequence[Any]:
         """The envs as they were given, if they are in this process; else stand-ins that ask the workers."""
         return super().envs if self._given is None else self._given
 
+    def _reset(self) -> ts.TimeStep:
+        if self._calls is None:
+            return super()._reset()
+        with self.pool.turn:
+            self._calls.begin(reset_env, [None] * self.batch_size)
+            try:
+                return super()._reset()
+            finally:
+                self._calls.end()
+
     def _step(self, action: Any) -> ts.TimeStep:
-        try:
+        rows = self._rows(action)
+        if self._calls is None:
             return super()._step(action)
-        except BadAction as error:
-            found = {len(rows) for rows in map(np.atleast_1d, tf.nest.flatten(action))}
-            if found == {self.batch_size}:
-                raise
+        with self.pool.turn:
+            self._calls.begin(step_env, rows)
+            try:
+                time_step = super()._step(self._no_actions)
+            finally:
+                left = self._calls.end()
+            if left:
+                raise RuntimeError(f"envs {sorted(left)} were not stepped by their actions: restore them by set_state")
+            return time_step
+
+    def _rows(self, action: Any) -> list[Any]:
+        """The action of each env."""
+        if self.batch_size == 1:
+            return [nest_utils.unbatch_nested_array(action)]
+        plain = type(action) is np.ndarray and action.ndim
+        rows = list(action) if plain else batched_py_environment.unstack_actions(action)
+        if len(rows) != self.batch_size:
             raise ValueError(
-                "Primary dimension of action items does not match batch size: "
-                f"{min(found, default=0)} vs. {self.batch_size} ({error})"
-            ) from error
+                f"Primary dimension of action items does not match batch size: {len(rows)} vs. {self.batch_size}"
+            )
+        return rows
+
+    def get_info(self) -> Any:
+        """The infos of the last TimeStep: those of PyEnvironments stacked, those of other envs as a tuple of dicts."""
+        return super().get_info() if self._calls is None else self._stacked(self._calls.all(methodcaller("get_info")))
+
+    def render(self, mode: str = "rgb_array") -> Any:
+        """What all envs render in this mode, stacked. Raises NotImplementedError where an env cannot."""
+        if self._calls is None:
+            return super().render(mode)
+        return self._stacked(self._calls.all(methodcaller("render", mode)))
+
+    def set_state(self, state: Any) -> None:
+        """Continue from a state that `get_state` returned."""
+        super().set_state(state)
+        for i, env in enumerate(self.pool.local_envs if self._calls is not None else ()):
+            env.use(self._calls, i)
+
+    def close(self) -> None:
+        """Close all envs and end all workers. May be called again."""
+        if self._calls is None or self.pool.closed:
+            return super().close()
+        self._calls.begin(close_env, [None] * self.batch_size)
+        try:
+            super().close()
+        finally:
+            self._calls.end()
+            self._calls.close()
+        return None
 
 
-class ParallelPyEnvironment(PoolPyEnvironment):
+def _given_env(env: Any, calls: SideBySide, index: int) -> GivenEnv:
+    return GivenEnv(env, True).use(calls, index)
+
+
+class ParallelPyEnvironment(_DropIn):
     """Drop-in for TF-Agents' ParallelPyEnvironment: envs in worker processes, several in each.
 
     Args:
@@ -216,25 +303,28 @@ class ParallelPyEnvironment(PoolPyEnvironment):
         **pool_options: as for `shoal.Pool`.
     """
 
-    _lenient = True
-
     def __init__(
         self,
         env_constructors: Sequence[Callable[[], Any] | str],
-        start_serially: bool = True,
-        blocking: bool = False,
-        flatten: bool = False,
+        start_serially: bool | None = None,
+        blocking: bool | None = None,
+        flatten: bool | None = None,
         **pool_options: Any,
     ):
+        options = _configured(
+            parallel_py_environment.ParallelPyEnvironment,
+            start_serially=start_serially, blocking=blocking, flatten=flatten,
+        )  # fmt: skip
         if not all(callable(make) or isinstance(make, str) for make in env_constructors):
             raise TypeError(
-                "Found non-callable `env_constructors` in `ParallelPyEnvironment` __init__ call: give functions that "
-                f"make an env, not the envs themselves. Got: {env_constructors}"
+                "Found non-callable `env_constructors` in `ParallelPyEnvironment` __init__ call. Did you accidentally "
+                f"pass in environment instances instead of constructors? Got: {env_constructors}"
             )
-        if blocking:
+        env_constructors[0]  # of an empty list, TF-Agents raises IndexError
+        if options["blocking"]:
             pool_options.setdefault("num_workers", 1)
         pool_options.setdefault("backend", "processes")
-        self._flatten, self._parallel_execution = flatten, True  # TFPyEnvironment looks for the second
+        self._flatten, self._parallel_execution = options["flatten"], True  # TFPyEnvironment looks for the second
         super().__init__(list(env_constructors), **pool_options)
 
     def _stacked(self, time_steps: list[ts.TimeStep]) -> ts.TimeStep:
@@ -261,7 +351,7 @@ class ParallelPyEnvironment(PoolPyEnvironment):
             raise NotImplementedError(f"Only rgb_array rendering mode is supported. Got {mode}")
         if not self._all_have_specs:
             return super().render(mode)
-        return nest_utils.stack_nested_arrays(self.pool.apply(_render_image))
+        return nest_utils.stack_nested_arrays(self.pool.apply(_render_as_they_do))
 
 
 # For code that asks by isinstance.
@@ -377,7 +467,6 @@ def _render(env: Any, mode: str) -> Any:
     return _own(env).render(mode)
 
 
-def _render_image(env: Any) -> Any:
-    """As TF-Agents' processes do it, without a mode; but an env whose own choice is no image is asked for one."""
-    image = _own(env).render()
-    return _own(env).render("rgb_array") if image is None else image
+def _render_as_they_do(env: Any) -> Any:
+    """In TF-Agents' processes: without a mode."""
+    return _own(env).render()

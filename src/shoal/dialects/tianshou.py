@@ -20,6 +20,7 @@ from shoal.dialects.base import PoolFace, as_list, in_turn
 from shoal.dialects.tianshou_envs import Anything, MakeEnv
 from shoal.errors import BadEnv, EnvError, NothingPending, StepTimeout
 from shoal.memory.answers import Ready
+from shoal.memory.infos import listed
 from shoal.spaces.leaves import Kind, flatten
 from shoal.support.checks import Ids, check_ids
 from shoal.support.optional_dependencies import install
@@ -286,12 +287,10 @@ class PoolVectorEnv(PoolFace, theirs.BaseVectorEnv):  # type: ignore[misc]
             obs, reward, terminated, truncated = obs[order], reward[order], terminated[order], truncated[order]
         if not ready.infos:
             return obs, reward, terminated, truncated, _object_array([{"env_id": name} for name in names])
-        lanes = ready.ids if order is None else ready.ids[order]
-        by_lane, infos = dict(ready.infos.items()), []
-        for lane, name in zip(lanes.tolist(), names, strict=True):
-            info = by_lane.get(lane, {})
+        found = listed(ready.infos, ready.ids)
+        infos = found if order is None else [found[row] for row in order.tolist()]
+        for info, name in zip(infos, names, strict=True):
             info["env_id"] = name
-            infos.append(info)
         return obs, reward, terminated, truncated, _object_array(infos)
 
     # ---- the envs themselves ---------------------------------------------------------------------------------
@@ -444,9 +443,8 @@ def _maker(env: Any, as_objects: bool | None) -> Any:
 
 
 def _object_array(items: list[Any]) -> Array:
-    found = np.empty(len(items), object)
-    found[:] = items
-    return found
+    # Not by assignment, for which numpy asks each item whether it is an array.
+    return np.fromiter(items, object, len(items))
 
 
 def _no_tuples(each: list[Any]) -> list[Any]:

@@ -99,7 +99,9 @@ class TimeStepFace(PoolFace):
         if self._bools:  # spaces have no arrays of bool
             actions = map_spec(_as_int, self._specs.action, actions)
         with self.pool.turn:
-            return self._read_step(self.pool.exchange(actions))
+            if self._late:
+                self._drop_late()
+            return self._read_step(self._exchange(actions))
 
     def _read_step(self, ready: Ready) -> Parts:
         """The answer of these envs as a batched TimeStep."""

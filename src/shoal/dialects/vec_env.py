@@ -22,13 +22,14 @@ from gymnasium import Space, spaces
 
 from shoal.dialects.base import PoolFace, VecEnvBase, in_turn
 from shoal.envs import wrapper_layers
-from shoal.errors import BadCall, NothingPending
+from shoal.errors import BadCall, EnvError, NothingPending, RenderModesDiffer
 from shoal.memory.answers import Ready
+from shoal.memory.infos import listed
 from shoal.memory.messages import RESTART_INFO
 from shoal.spaces.leaves import batched
 from shoal.wrappers.base import Bound, Rows, Transform, bind_all
 from shoal.wrappers.observations import ExtractDictObs
-from shoal.wrappers.video import tile_images
+from shoal.wrappers.video import show_image, tile_images
 
 Indices = None | int | Iterable[int]
 StepReturn = tuple[Any, Any, Any, Any]
@@ -71,7 +72,10 @@ class VecEnv(VecEnvBase):
             return None
         for env_id, mode in enumerate(modes):
             if mode != modes[0]:
-                raise ValueError(f"env {env_id} has render_mode {mode!r}, and env 0 has {modes[0]!r}: they must agree")
+                raise RenderModesDiffer(
+                    f"render_mode mode should be the same for all environments: env {env_id} has render_mode {mode!r}, "
+                    f"and env 0 has {modes[0]!r}"
+                )
         return modes[0]  # type: ignore[no-any-return]
 
     @abstractmethod
@@ -126,10 +130,7 @@ class VecEnv(VecEnvBase):
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """Options for the next reset: one dict for all envs, or a list with one for each."""
-        each = [options or {}] * self.num_envs if not isinstance(options, list | tuple) else list(options)
-        if len(each) != self.num_envs:
-            raise ValueError(f"set_options: expected {self.num_envs} of them, one per env, found {len(each)}")
-        self._options = copy.deepcopy(each)
+        self._options = copy.deepcopy(options if isinstance(options, list | tuple) else [options or {}] * self.num_envs)
 
     def get_images(self) -> Sequence[Any]:
         """An image of each env; None where they make none."""
@@ -154,7 +155,7 @@ class VecEnv(VecEnvBase):
             self.env_method("render")
         else:
             image = tile_images(self.get_images())
-            return image if shown == "rgb_array" else _show(image)
+            return image if shown == "rgb_array" else show_image(image)
         return None
 
     @property
@@ -181,15 +182,6 @@ class VecEnv(VecEnvBase):
         """Whether a subclass of `cls` has its own step_async or step_wait, which `step` must then call."""
         own = type(self)
         return own.step_async is not cls.step_async or own.step_wait is not cls.step_wait
-
-
-def _show(image: Any) -> None:
-    try:
-        import cv2
-    except ImportError as error:
-        raise ImportError('render(mode="human") shows a window by OpenCV: pip install opencv-python') from error
-    cv2.imshow("vecenv", image[:, :, ::-1])
-    cv2.waitKey(1)
 
 
 class PoolVecEnv(PoolFace, VecEnv):
@@ -222,8 +214,13 @@ class PoolVecEnv(PoolFace, VecEnv):
     @in_turn
     def reset(self) -> Any:
         self.waiting = self._late = False  # pool.reset drops what is under way
-        options = [one or None for one in self._options]
-        batch = self.pool.reset(seed=self._seeds, options=options if any(options) else None)
+        if len(self._options) < self.num_envs:
+            raise IndexError(f"set_options was given {len(self._options)} dicts, and there are {self.num_envs} envs")
+        options = [one or None for one in self._options[: self.num_envs]]
+        try:
+            batch = self.pool.reset(seed=self._seeds, options=options if any(options) else None)
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
         self.reset_infos = [batch.info.get(env_id, {}) for env_id in range(self.num_envs)]
         self._reset_seeds()
         self._reset_options()
@@ -272,8 +269,7 @@ class PoolVecEnv(PoolFace, VecEnv):
     def _result(self, ready: Ready) -> StepReturn:
         obs, reward, terminated, truncated = self.pool.data.take_step(ready)
         dones = terminated | truncated
-        given = ready.infos
-        infos: list[dict[str, Any]] = [given.get(env_id, {}) if given else {} for env_id in range(self.num_envs)]
+        infos = listed(ready.infos, ready.ids)
         for env_id in np.flatnonzero(dones).tolist():
             found = infos[env_id]
             infos[env_id] = info = found.pop("final_info")
@@ -306,7 +302,10 @@ class PoolVecEnv(PoolFace, VecEnv):
     def _apply(self, function: Callable[..., Any], indices: Indices, *args: Any, **kwargs: Any) -> list[Any]:
         ids = self._ids(indices)
         rounds = [ids] if len(set(ids)) == len(ids) else [[i] for i in ids]  # an env that is named twice is asked twice
-        return [value for each in rounds if each for value in self.pool.apply(function, *args, env_ids=each, **kwargs)]
+        try:
+            return [v for each in rounds if each for v in self.pool.apply(function, *args, env_ids=each, **kwargs)]
+        except EnvError as error:
+            raise self._told(error) from error.__cause__
 
     def _ids(self, indices: Indices) -> list[int]:
         """Env ids; negative ones are counted from the end. Raises IndexError for an env that is not there."""

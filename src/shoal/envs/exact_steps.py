@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
+from shoal.envs.side_by_side import Place, SideBySide
 from shoal.envs.time_steps import FIRST, LAST, MID, TimeStepEnv, has_specs, is_leaf, space_of
 from shoal.errors import BadEnv
 
@@ -74,11 +75,11 @@ class ExactStepEnv(TimeStepEnv):
 
     def begin_next(self, action: Any) -> tuple[Any, dict[str, Any]]:
         """Step the env after its last TimeStep, which begins the next episode."""
-        return self._first(self.env.step(self._own_action(action)))
+        return self._first(self._stepped(action))
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the env, and turn its TimeStep into Gymnasium's five values."""
-        result = self.env.step(self._own_action(action))
+        result = self._stepped(action)
         kind, reward, discount, observation = _parts(result)
         if self._is_exact(kind, reward, discount, observation):
             which = int(kind)  # as a number of Python: numpy takes ten times as long to compare
@@ -91,6 +92,10 @@ class ExactStepEnv(TimeStepEnv):
         ended = last and bool(np.all(discount == 0))
         info = {TIME_STEP: result}
         return self._fitted(observation), _as_number(reward), ended, last and not ended, info
+
+    def _stepped(self, action: Any) -> Any:
+        """The env's own answer to an action of the space."""
+        return self.env.step(self._own_action(action))
 
     def _first(self, result: Any) -> tuple[Any, dict[str, Any]]:
         kind, reward, discount, observation = _parts(result)
@@ -125,6 +130,57 @@ class ExactStepEnv(TimeStepEnv):
                 return observation
             fitted = [np.zeros(spec.shape, spec.dtype) for spec in specs]
         return _packed(self._observation_spec, iter(fitted))
+
+
+class GivenEnv(ExactStepEnv):
+    """A PyEnvironment that its user has made. It is given the user's own actions, which a pool would cast.
+
+    They lie in the calls of a `SideBySide`, which also lets envs that wait do so at the same time. A step or a reset
+    that is not there was asked for in another way, and is carried out as in any other env.
+    """
+
+    _place: Place | None = None
+
+    def use(self, calls: SideBySide, index: int) -> GivenEnv:
+        """Find the user's actions there, at this index."""
+        calls.envs[index] = self.env
+        self._place = calls.places[index]
+        return self
+
+    @property
+    def unwrapped(self) -> Any:
+        """Itself: one env may be there twice, as in TF-Agents."""
+        return self
+
+    def _stepped(self, action: Any) -> Any:
+        place = self._place
+        return place.result(self.env) if place is not None and place.expects(step_env) else super()._stepped(action)
+
+    def _begun(self) -> Any:
+        place = self._place
+        return place.result(self.env) if place is not None and place.expects(reset_env) else super()._begun()
+
+    def close(self) -> None:
+        """Close the env."""
+        if self._place is not None and self._place.expects(close_env):
+            self._place.result(self.env)
+        else:
+            super().close()
+
+
+def step_env(env: Any, action: Any) -> Any:
+    """Step an env."""
+    return env.step(action)
+
+
+def reset_env(env: Any, _: Any) -> Any:
+    """Reset an env."""
+    return env.reset()
+
+
+def close_env(env: Any, _: Any) -> None:
+    """Close an env."""
+    env.close()
 
 
 class NoSpace(spaces.Box):

@@ -140,10 +140,13 @@ class TimeStepEnv(ForeignEnv):
         """Begin an episode: its first TimeStep."""
         if seed is not None:
             self._seed(seed)
-        result = self.env.reset()
+        result = self._begun()
         if not hasattr(result, "step_type"):
             raise TypeError(f"reset must return a TimeStep, such as restart(observation), got {result!r:.200}")
         return result
+
+    def _begun(self) -> Any:
+        return self.env.reset()
 
     def _own_action(self, action: Any) -> Any:
         """An action of the space as the spec has it."""

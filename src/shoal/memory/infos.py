@@ -360,6 +360,15 @@ class Infos(dict[int, dict[str, Any]]):
         arrays: dict[str, Any] = recipe.arrays(words)
         return arrays
 
+    def alone(self, count: int) -> list[dict[str, Any]] | None:
+        """The infos of so many lanes, where all of them lie in the slab with the same keys; None otherwise."""
+        if self._parts is None:
+            return None
+        _, rows, recipe, lanes, notes, finals = self._parts
+        if recipe is None or finals or len(lanes) != count:
+            return None
+        return Group(rows, lanes, recipe.columns, notes, None).dicts()
+
     def stacked(self, count: int, add: AddInfo) -> dict[str, Any] | None:
         """As the function of this name, while nothing was looked at."""
         if self._parts is None:
@@ -393,6 +402,17 @@ class Infos(dict[int, dict[str, Any]]):
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
+
+
+def listed(infos: dict[int, dict[str, Any]], ids: Array) -> list[dict[str, Any]]:
+    """The info of each of these lanes, all that have answered, ascending; an empty one where there is none."""
+    if not infos:
+        return [{} for _ in range(len(ids))]
+    if isinstance(infos, Infos):
+        alone = infos.alone(len(ids))
+        if alone is not None:
+            return alone
+    return [infos.get(lane, {}) for lane in ids.tolist()]
 
 
 def with_final(observation: Any, info: dict[str, Any]) -> dict[str, Any]:

@@ -154,6 +154,16 @@ class Stepper:
         """Step another env in this place from now on."""
         place.env = self.envs[place.index] = env
 
+    def put(self, index: int, env: Any) -> None:
+        """Step an env of the caller's from now on in the place of another one, which is not closed."""
+        place = self._places[index]
+        env = adapt(env)
+        if lanes_and_spaces(env) != place.shape:
+            raise SpaceMismatch(f"the env that is put into place {index} has other spaces than the one before it")
+        self._prepare(env)
+        self._put_env(place, env)
+        place.fresh_at, place.seeds = -1, None
+
     def _resume(self, place: EnvPlace, orders: list[Order], where: Any) -> Any:
         """Answer for the lanes of an env that was lost, as their orders say, and set the place's `seeds`."""
         raise NotImplementedError

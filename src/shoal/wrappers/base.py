@@ -161,7 +161,7 @@ def with_parts(value: Any, parts: dict[Part, Any]) -> Any:
         return parts[None]
     if isinstance(value, spaces.Dict):
         return spaces.Dict({**value.spaces, **parts})  # type: ignore[dict-item]
-    return {**value, **parts}
+    return type(value)({**value, **parts})  # an OrderedDict stays one
 
 
 def arrays_of(value: Any, name: str = "") -> Iterator[tuple[str, Array]]:

@@ -126,3 +126,13 @@ class RecordVideo(Transform):
 def _get_writer() -> Any:
     require("imageio_ffmpeg", "videos need an encoder", "video")  # imageio asks for it at the first frame only
     return require("imageio.v2", "videos need imageio", "video").get_writer
+
+
+def show_image(image: Any) -> None:
+    """Show an image on the screen."""
+    try:
+        import cv2
+    except ImportError as error:
+        raise ImportError('render(mode="human") shows a window by OpenCV: pip install opencv-python') from error
+    cv2.imshow("vecenv", image[:, :, ::-1])
+    cv2.waitKey(1)
