@@ -185,6 +185,11 @@ TOP = (
     option("--json", action="store_true", help="write a line of JSON for each pool and interval"),
 )
 
+DOCTOR = (
+    option("env", nargs="?", metavar="ENV", help="a compiled class, as module:Class or by its id: how it runs here"),
+    JSON,
+)
+
 # The commands: what the help says of each, and its options.
 COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "bench": ("measure Shoal against plain loops and other libraries", BENCH),
@@ -196,5 +201,5 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "serve": (
         "under mpiexec, step envs for a script that is rank 0: mpiexec -n 1 python train.py : -n 2 shoal serve", (),
     ),
-    "doctor": ("say what this machine and this installation offer", (JSON,)),
+    "doctor": ("say what this machine and this installation offer, or how a compiled class runs here", DOCTOR),
 }  # fmt: skip

@@ -8,16 +8,20 @@ import multiprocessing
 import os
 import platform
 import shutil
+import time
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from shoal import native
-from shoal.cli import report
+from shoal.cli import report, work
 from shoal.cli.contenders import installed
+from shoal.errors import ShoalError
+from shoal.pool import Pool
 from shoal.support import cores, processes
 
+NUM_ENVS, SECONDS = 4096, 0.5  # of a measurement of a compiled class
 INTEGRATIONS = (
     "stable_baselines3", "pufferlib", "envpool", "tianshou", "torch", "tensorflow", "tf_agents", "jax", "ray", "mpi4py",
     "numba", "numba_cuda", "pettingzoo", "dm_env", "matplotlib",
@@ -26,6 +30,10 @@ INTEGRATIONS = (
 
 def run(options: argparse.Namespace) -> int:
     output = report.Output(options)
+    if getattr(options, "env", None):
+        found = precisions(options.env)
+        output.write(lambda: found, lambda console: console.print(precision_table(options.env, found)))
+        return 0
     known = facts()
     output.write(lambda: known, lambda console: console.print(table(known)))
     return 0
@@ -57,6 +65,34 @@ def facts() -> dict[str, Any]:
         "dev_shm": dev_shm(),
         "integrations": {name: find(name, name.replace("_", "-")) for name in INTEGRATIONS},
     }
+
+
+def precisions(name: str) -> dict[str, Any]:
+    """Measure a compiled class in double and in single precision: steps per second, and how its lanes are stepped."""
+    found: dict[str, Any] = {}
+    work.look_here(name)
+    with work.refusing(f"{name!r} cannot be compiled", ShoalError, ImportError):
+        for precision in ("double", "single"):
+            env = work.env_fn(name) if ":" in name else name
+            options: dict[str, Any] = {"backend": "compiled", "env_kwargs": {"precision": precision}}
+            with Pool(env, NUM_ENVS, seed=0, **options) as pool:
+                pool.reset()
+                actions = pool.action_space.sample()
+                pool.step(actions)
+                steps, began = 0, time.perf_counter()
+                while time.perf_counter() - began < SECONDS:
+                    pool.step(actions)
+                    steps += pool.num_envs
+                rate = steps / (time.perf_counter() - began)
+                found[precision] = {"steps_per_s": rate, "plan": pool.plan.reason}
+    return found
+
+
+def precision_table(name: str, found: dict[str, Any]) -> Table:
+    grid = Table("precision", "M steps/s", "plan", title=f"{name}, {NUM_ENVS} envs", title_justify="left")
+    for precision, told in found.items():
+        grid.add_row(precision, f"{told['steps_per_s'] / 1e6:.3g}", escape(told["plan"]))
+    return grid
 
 
 def version(distribution: str) -> str | None:

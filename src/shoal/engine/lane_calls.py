@@ -80,7 +80,8 @@ class LaneCalls(EnvCommands):
     @property
     def narrow_rollouts(self) -> bool:
         """Say whether rewards, returns and lengths of rollouts have 32 bits, as in single precision."""
-        return self._scheduler.narrow_rollouts
+        workers = self._scheduler.table.workers
+        return workers.backend.narrow_rollouts(workers.inline)
 
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a rollout without Python; False where that cannot be done."""

@@ -411,12 +411,6 @@ class Scheduler:
 
     # ---- rollouts --------------------------------------------------------------------------------------------
 
-    @property
-    def narrow_rollouts(self) -> bool:
-        """Say whether the numbers of rollouts have 32 bits."""
-        workers = self.table.workers
-        return bool(workers.backend.narrow_rollouts(workers.inline))
-
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Let the backend fill the record of a rollout without Python; False where it cannot.
 
