@@ -71,7 +71,7 @@ def test_a_port_from_its_beginning_to_its_end() -> None:
     assert "[ ] write a class that derives from shoal.compiled.Env" in str(first)
     assert "max_episode_steps = 500" in str(first)
     lacking = compiled.port(env, CartPole)
-    assert "the env has no attribute 'v': give port a function copy(env, state)" in str(lacking)
+    assert "the env has no attribute 'x': give port a function copy(env, state)" in str(lacking)
     assert compiled.port(env, CartPole, copy).done
 
     class Heavier(CartPole):

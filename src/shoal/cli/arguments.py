@@ -189,6 +189,7 @@ TOP = (
 )
 
 DOCTOR = (
+    option("env", nargs="?", metavar="ENV", help="a compiled class, as module:Class or by its id: how it runs here"),
     option("--text", action="store_true", help="write plain text, to be pasted into a bug report"),
     option("--no-test", action="store_true", help="do not try the backends, which takes some seconds"),
     JSON,
@@ -244,5 +245,5 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     ),
     "train": ("train a policy by PPO, as fast as the envs step", TRAIN),
     "play": ("show what shoal train has learned", PLAY),
-    "doctor": ("say what this machine and this installation offer, and try each backend", DOCTOR),
+    "doctor": ("say what this machine and this installation offer, try each backend, or say how a compiled class runs here", DOCTOR),
 }  # fmt: skip

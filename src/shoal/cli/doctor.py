@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,17 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import native
-from shoal.cli import report, self_test
+from shoal.cli import report, self_test, work
 from shoal.cli.contenders import installed
 from shoal.compiled.cache import cache_folder
+from shoal.errors import ShoalError
+from shoal.pool import Pool
 from shoal.support import cores, processes
 from shoal.support.gil import gil_enabled
 from shoal.support.optional_dependencies import installation
 from shoal.support.system import system
 
+NUM_ENVS, SECONDS = 4096, 0.5  # of a measurement of a compiled class
 INTEGRATIONS = (
     "stable_baselines3", "pufferlib", "envpool", "tianshou", "torch", "tensorflow", "tf_agents", "jax", "ray", "mpi4py",
     "numba", "numba_cuda", "pettingzoo", "dm_env", "matplotlib",
@@ -33,6 +37,10 @@ INTEGRATIONS = (
 
 def run(options: argparse.Namespace) -> int:
     output = report.Output(options)
+    if getattr(options, "env", None):
+        found = precisions(options.env)
+        output.write(lambda: found, lambda console: console.print(precision_table(options.env, found)))
+        return 0
     known = facts()
     known["self_test"] = {} if options.no_test else {name: self_test.run(name) for name in self_test.BACKENDS}
     show: Callable[[Console], None] = lambda console: console.print(table(known))  # noqa: E731
@@ -71,6 +79,34 @@ def facts() -> dict[str, Any]:
         "dev_shm": dev_shm(),
         "integrations": {name: find(name, name.replace("_", "-")) for name in INTEGRATIONS},
     }
+
+
+def precisions(name: str) -> dict[str, Any]:
+    """Measure a compiled class in double and in single precision: steps per second, and how its lanes are stepped."""
+    found: dict[str, Any] = {}
+    work.look_here(name)
+    with work.refusing(f"{name!r} cannot be compiled", ShoalError, ImportError):
+        for precision in ("double", "single"):
+            env = work.env_fn(name) if ":" in name else name
+            options: dict[str, Any] = {"backend": "compiled", "env_kwargs": {"precision": precision}}
+            with Pool(env, NUM_ENVS, seed=0, **options) as pool:
+                pool.reset()
+                actions = pool.action_space.sample()
+                pool.step(actions)
+                steps, began = 0, time.perf_counter()
+                while time.perf_counter() - began < SECONDS:
+                    pool.step(actions)
+                    steps += pool.num_envs
+                rate = steps / (time.perf_counter() - began)
+                found[precision] = {"steps_per_s": rate, "plan": pool.plan.reason}
+    return found
+
+
+def precision_table(name: str, found: dict[str, Any]) -> Table:
+    grid = Table("precision", "M steps/s", "plan", title=f"{name}, {NUM_ENVS} envs", title_justify="left")
+    for precision, told in found.items():
+        grid.add_row(precision, f"{told['steps_per_s'] / 1e6:.3g}", escape(told["plan"]))
+    return grid
 
 
 def version(distribution: str) -> str | None:

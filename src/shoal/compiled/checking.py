@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.compiled.definition import Definition, define, find_class
 from shoal.compiled.side import Answers, PlainSide, Side, sides
@@ -122,7 +121,7 @@ def _differences(a: Answers, b: Answers, tolerance: float, told: Comparison) -> 
         with np.errstate(invalid="ignore"):
             apart = np.where((wide == narrow) | (np.isnan(wide) & np.isnan(narrow)), 0.0, np.abs(wide - narrow))
         allowed = tolerance * np.maximum(np.abs(wide), 1.0)
-        wrong: npt.NDArray[Any] = (~(apart <= allowed)).reshape(len(wide), -1).any(axis=1)
+        wrong = np.any(~(apart <= allowed).reshape(len(wide), -1), axis=1)
         if wrong.any():
             lane = int(np.flatnonzero(wrong)[0])
             yield lane, f"{name} is {_shown(wide[lane])} and {_shown(narrow[lane])}"

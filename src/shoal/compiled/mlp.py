@@ -114,7 +114,8 @@ class Mlp:
         choices = self._choices(leaf)
         lines = []
         if not choices:
-            lows, highs = (np.broadcast_to(bound, leaf.shape).ravel() for bound in (leaf.low, leaf.high))
+            bounds: tuple[Any, Any] = (leaf.low, leaf.high)
+            lows, highs = (np.broadcast_to(bound, leaf.shape).ravel() for bound in bounds)
             for k, (low, high) in enumerate(zip(lows, highs, strict=True)):
                 value = f"get_{units}({units}_at, {k} * LANES + lane)"
                 lines.append(f"value = min(max({value}, np.float32({float(low)!r})), np.float32({float(high)!r}))")

@@ -58,6 +58,11 @@ def may_raise(function: Any) -> bool:
     return any(one.opname == "RAISE_VARARGS" for code in codes for one in dis.get_instructions(code))
 
 
+def unchanged(value: Any) -> Any:
+    """Return a constant as it is."""
+    return value
+
+
 class Rebuilder:
     """Rebuilds functions, each once.
 
@@ -72,7 +77,7 @@ class Rebuilder:
         self,
         compiler: Function,
         versions: Mapping[Any, Any],
-        constant: Function = lambda value: value,
+        constant: Function = unchanged,
         given: Mapping[Any, Any] | None = None,
     ):
         self._compiler, self._versions, self._constant = compiler, versions, constant

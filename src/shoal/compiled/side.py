@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from shoal.compiled.cuda.build import missing
 from shoal.compiled.definition import Definition
 from shoal.compiled.plain import PlainEnv
-from shoal.spaces.leaves import get_path
+from shoal.spaces.leaves import assemble, get_path
 
 
 class Answers(NamedTuple):
@@ -35,6 +36,11 @@ class Side:
         values = [np.array(get_path(obs, leaf.path)) for leaf in leaves]
         values = [value.reshape(self.lanes, -1) for value in values]
         return Answers(names, [*values, *map(np.array, (reward, terminated, truncated))], terminated, truncated)
+
+    def _batch(self, actions: Sequence[Any]) -> Any:
+        space = self.definition.action_space
+        room: Any = create_empty_array(space, len(actions))
+        return concatenate(space, actions, room)
 
     def reset(self, seed: int) -> Answers:
         """Begin with seeds from this one on."""
@@ -67,10 +73,7 @@ class CompiledSide(Side):
         return self._of(self._pool.reset(seed=seed))
 
     def step(self, actions: Sequence[Any]) -> Answers:
-        from gymnasium.vector.utils import concatenate, create_empty_array
-
-        space = self.definition.action_space
-        return self._of(self._pool.step(concatenate(space, actions, create_empty_array(space, len(actions)))))
+        return self._of(self._pool.step(self._batch(actions)))
 
     def _of(self, batch: Any) -> Answers:
         return self._answers(batch.obs, batch.reward, batch.terminated.copy(), batch.truncated.copy())
@@ -139,15 +142,11 @@ class GpuSide(Side):
         return self._of(zeros, zeros.astype(bool), zeros.astype(bool))
 
     def step(self, actions: Sequence[Any]) -> Answers:
-        from gymnasium.vector.utils import concatenate, create_empty_array
-
-        space, cuda = self.definition.action_space, self._cuda
-        cuda.step(concatenate(space, actions, create_empty_array(space, len(actions))))
+        cuda = self._cuda
+        cuda.step(self._batch(actions))
         return self._of(cuda.reward.numpy(), cuda.terminated.numpy(), cuda.truncated.numpy())
 
     def _of(self, reward: Any, terminated: Any, truncated: Any) -> Answers:
-        from shoal.spaces.leaves import assemble
-
         leaves = [get_path(self._cuda.obs, leaf.path).numpy() for leaf in self.definition.obs_leaves]
         obs = assemble(self.definition.observation_space, leaves)
         return self._answers(obs, reward.reshape(-1), terminated.reshape(-1), truncated.reshape(-1))

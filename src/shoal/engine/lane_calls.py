@@ -81,7 +81,7 @@ class LaneCalls(EnvCommands):
     def narrow_rollouts(self) -> bool:
         """Say whether rewards, returns and lengths of rollouts have 32 bits, as in single precision."""
         workers = self._scheduler.table.workers
-        return bool(workers.backend.narrow_rollouts(workers.inline))
+        return workers.backend.narrow_rollouts(workers.inline)
 
     def roll_at_once(self, record: Any, policy: Any, params: Sequence[Any], rngs: Any) -> bool:
         """Fill the record of a rollout without Python; False where that cannot be done."""

@@ -40,12 +40,11 @@ def test_fields_and_params_of_each_env() -> None:
 
 def test_snapshots_go_on_to_the_same_bits() -> None:
     options: dict[str, Any] = {"backend": "compiled", "env_kwargs": SINGLE}
-    with shoal.Pool("Taxi-v3", 20, **options) as pool, shoal.Pool("Taxi-v3", 20, **options) as other:
+    with shoal.Pool("CartPole-v1", 20, **options) as pool, shoal.Pool("CartPole-v1", 20, **options) as other:
         pool.reset(seed=1)
         pool.rollout("random", 50, seed=2)
-        saved = pool.save_state()
-        other.load_state(saved)
-        for row in np.random.default_rng(0).integers(0, 6, (60, 20)):
+        other.restore(pool.snapshot())
+        for row in np.random.default_rng(0).integers(0, 2, (60, 20)):
             assert_same(pool.step(row), other.step(row))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -57,23 +58,16 @@ class Board(Base):
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        (Base, "single precision, 8 lanes at once"),
-        (Loops, "lane by lane: Loops.step has a loop of unknown length (.*test_report.py:"),
-        (Raises, "lane by lane: Raises.step may raise (.*raise ValueError"),
+        (Base, r"single precision, \d+ lanes at once"),
+        (Loops, "lane by lane: Loops.step has a loop of unknown length \\(.*test_report.py:"),
+        (Raises, "lane by lane: Raises.step may raise \\(.*raise ValueError"),
         (Board, "lane by lane: the field 'cells' is an array"),
     ],
 )
 def test_the_plan_names_the_line(env: Any, words: str) -> None:
     with shoal.Pool(env, 20, backend="compiled", env_kwargs={"precision": "single"}) as pool:
-        if words.endswith("at once") and "one lane" in pool.plan.reason:
-            pytest.fail(pool.plan.reason)
-        before, _, after = words.partition(" (.*")
-        assert before.replace("8 lanes", "lanes") in pool.plan.reason.replace("8 lanes", "lanes").replace(
-            "4 lanes", "lanes"
-        )
-        assert after.rstrip(":") in pool.plan.reason
+        assert re.search(words, pool.plan.reason), pool.plan.reason
         pool.reset(seed=0)
-        rollout = pool.rollout("random", 30)
-        assert rollout.truncated.any()
-    with shoal.Pool(env, 20, backend="compiled") as pool:
-        assert "precision" not in pool.plan.reason
+        for _ in range(10):
+            answer = pool.step(np.ones(20, int))
+        assert answer.truncated.all()

@@ -14,7 +14,7 @@ from shoal.compiled.cuda.source import KernelKind, constants, kernel_source, lau
 from shoal.compiled.definition import Definition, single_versions
 from shoal.compiled.narrow import narrow, narrow_constant
 from shoal.compiled.numba_cpu import explain_env
-from shoal.compiled.rebuild import Rebuilder
+from shoal.compiled.rebuild import Rebuilder, unchanged
 from shoal.errors import BadEnv
 from shoal.support.optional_dependencies import install
 
@@ -70,7 +70,7 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
     if policy is not None:
         functions["policy"] = policy
     options = {"debug": True, "opt": False} if debug else {}
-    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), *[narrow_constant] * single)
+    rebuild = Rebuilder(cuda.jit(device=True, **options), _versions(single), narrow_constant if single else unchanged)
     names = {**constants(definition, dtype), **{name: rebuild(one) for name, one in functions.items()}}
     names.update(cuda=cuda, T_NUMBER=np.float32 if single else np.float64)
     if simulated():
@@ -79,15 +79,14 @@ def build(definition: Definition, kind: KernelKind, precision: str, policy: Any 
         from numba import from_dtype
 
         names.update(T_STATE=from_dtype(dtype), record_at=cuda.jit(device=True)(lambda states, index: states[index]))
-    text = kernel_source(definition, kind)
+    text, bounds = kernel_source(definition, kind), {"launch_bounds": launch_bounds(definition)}
     if kind.does == "rollout" and registers.fits(definition):
-        text = registers.kernel_source(definition, kind)
+        text, bounds = registers.kernel_source(definition, kind), {}  # it mostly computes, and needs its registers
         names.update(registers.locals_of(definition), **{f"store_{n}": wide.store_wide(n) for n in (2, 4, 8, 16)})
     exec(compile(text, "<shoal kernel>", "exec"), names)
     # With fastmath, divisions and roots of 32 bits need not be exact to the last bit. The user's functions are compiled
     # without it, so what they call (sin, exp) stays precise.
-    bounds = {} if simulated() or debug else {"launch_bounds": launch_bounds(definition)}
-    return cuda.jit(fastmath=single, **bounds, **options)(names["kernel"])
+    return cuda.jit(fastmath=single, **({} if simulated() or debug else bounds), **options)(names["kernel"])
 
 
 def explained(definition: Definition, error: Exception) -> Exception:

@@ -72,7 +72,7 @@ def compiler_class() -> Any:
     from numba.core.ir_utils import mk_unique_var
     from numba.core.untyped_passes import IRProcessing
 
-    @register_pass(mutates_CFG=False, analysis_only=False)  # type: ignore[untyped-decorator]
+    @register_pass(mutates_CFG=False, analysis_only=False)
     class Narrow(FunctionPass):  # type: ignore[misc]
         """Replaces operators by those for single precision."""
 

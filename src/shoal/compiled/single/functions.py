@@ -19,13 +19,13 @@ from shoal.compiled.single import math32
 from shoal.compiled.single.arithmetic import is_number, is_single
 from shoal.compiled.single.intrinsics import OPTIONS, inlined
 
-ONE_ARGUMENT = {
+ONE_ARGUMENT: dict[Any, tuple[Any, ...]] = {
     math32.sin: (math.sin, np.sin), math32.cos: (math.cos, np.cos), math32.tan: (math.tan, np.tan),
     math32.exp: (math.exp, np.exp), math32.log: (math.log, np.log), math32.log2: (math.log2, np.log2),
     math32.log10: (math.log10, np.log10), math32.sqrt: (math.sqrt, np.sqrt), math32.atan: (math.atan, np.arctan),
     math32.asin: (math.asin, np.arcsin), math32.acos: (math.acos, np.arccos), math32.tanh: (math.tanh, np.tanh),
 }  # fmt: skip
-TWO_ARGUMENTS = {
+TWO_ARGUMENTS: dict[Any, tuple[Any, ...]] = {
     math32.atan2: (math.atan2, np.arctan2), math32.pow: (math.pow, pow, np.power),
     math32.hypot: (math.hypot, np.hypot),
 }  # fmt: skip

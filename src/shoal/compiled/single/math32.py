@@ -5,8 +5,8 @@ The C library's are called lane by lane. Largest errors, in units in the last pl
 
 | function | error |
 |---|---|
-| sin, cos | 1.5 ulp, or 1e-7 where the result is smaller than 0.5; nan beyond 2**30 |
-| tan | 3 ulp where |x| is up to 1e5 and the result up to 1e4; nan beyond 2**30 |
+| sin, cos | 1.6 ulp, or 1e-7 where the result is smaller than 0.5; nan beyond 2**30 |
+| tan | 3.5 ulp where |x| is up to 1e5 and the result up to 1e4; nan beyond 2**30 |
 | exp, log, log2, log10 | 2 ulp |
 | sqrt | exact |
 | atan, atan2, asin, acos, tanh | 4 ulp |

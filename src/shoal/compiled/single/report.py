@@ -13,30 +13,11 @@ from shoal.compiled.rebuild import all_functions
 
 # Functions of math and numpy that have no form for many lanes, and are called lane by lane.
 SLOW = frozenset(
-    (
-        "sinh",
-        "cosh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "erf",
-        "erfc",
-        "gamma",
-        "lgamma",
-        "fmod",
-        "expm1",
-        "log1p",
-        "cbrt",
-        "exp2",
-        "remainder",
-        "arcsinh",
-        "arccosh",
-        "arctanh",
-        "nextafter",
-        "ldexp",
-        "frexp",
-    )
-)
+    {
+        "sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "gamma", "lgamma", "fmod", "expm1", "log1p", "cbrt",
+        "exp2", "remainder", "arcsinh", "arccosh", "arctanh", "nextafter", "ldexp", "frexp",
+    }
+)  # fmt: skip
 SHORT_LOOP = 16  # turns of a loop that LLVM writes out
 
 
@@ -70,8 +51,9 @@ def _obstacles(definition: Definition, method: str) -> list[tuple[int, str]]:
         code = single_versions.get(function, function).__code__
         what = f"{definition.name}.{method}" if function is getattr(definition, method) else function.__name__
         line, ranges = code.co_firstlineno, _short_loops(code)
+        starts = {start: number for start, _, number in code.co_lines()}
         for one in dis.get_instructions(code):
-            line = (one.positions.lineno if one.positions else None) or line
+            line = starts.get(one.offset) or line
             place = f"({code.co_filename}:{line}: {linecache.getline(code.co_filename, line).strip()})"
             if one.opname == "RAISE_VARARGS":
                 found.append((0, f"{what} may raise {place}"))
