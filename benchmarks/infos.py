@@ -6,11 +6,16 @@
   them or not; and to what is no wait in it, the caller's own work and the busiest worker's: where workers are woken,
   waits differ by more than infos take
 
+- batches (only if asked for): microseconds of single steps of 16 HalfCheetahs. Where other programs run, the fastest
+  few are those that none of them has disturbed
+
 python benchmarks/infos.py --parts cheetah bare added
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +40,7 @@ PARTS = {"cheetah": "HalfCheetah-v5", "bare": "envs:bare_cheetah"}
 BACKENDS = ("serial", "processes", "hybrid", "auto")
 KINDS = (envs.KeptInfos, envs.FiveInfos)
 CHUNK = 200  # steps in a run of `added`
+PERCENTILES = (1, 2, 5, 10, 25, 50)  # of single batches
 VECTOR_ENVS: dict[str, Callable[[Any], Any]] = {
     SYNC: lambda kind: gymnasium.vector.SyncVectorEnv([kind] * WORKLESS),
     "Shoal serial": lambda kind: shoal.make(kind, WORKLESS, backend="serial"),
@@ -105,6 +111,40 @@ def _step(one: Any, actions: Any) -> tuple[float, float]:
     return min(times) * 1e6 / steps, min(working) * 1e6 / steps
 
 
+def batches(how: Settings, notify: Callable[[str], None]) -> dict[str, list[float]]:
+    """Return percentiles of the microseconds of single steps of all HalfCheetahs, in turns."""
+    kind = functools.partial(gymnasium.make, PARTS["cheetah"])
+    made: dict[str, Any] = {SYNC: gymnasium.vector.SyncVectorEnv([kind] * CHEETAHS)}
+    made |= {f"Shoal {one}": shoal.make(kind, CHEETAHS, backend=one) for one in BACKENDS[:3]}
+    times: dict[str, list[float]] = {name: [] for name in made}
+    try:
+        actions = [made[SYNC].action_space.sample() for _ in range(16)]
+        for one in made.values():
+            one.reset(seed=0)
+        for _, name in common.in_turns(list(made), how.rounds, how.limit):
+            notify(f"batches of {name}")
+            step, until, clock = made[name].step, time.perf_counter() + how.seconds, time.perf_counter
+            for action in itertools.cycle(actions):
+                began = clock()
+                step(action)
+                times[name].append(clock() - began)
+                if began > until:
+                    break
+    finally:
+        for one in made.values():
+            one.close()
+    return {name: (np.percentile(values, PERCENTILES) * 1e6).tolist() for name, values in times.items()}
+
+
+def table_of_batches(found: dict[str, list[float]]) -> Table:
+    """Lay the percentiles out, each with how many times as fast it is as Gymnasium's."""
+    title = f"{CHEETAHS} HalfCheetahs: microseconds of a batch, and times as fast as {SYNC}"
+    grid = Table("", *(f"{one} %" for one in PERCENTILES), title=title, title_justify="left")
+    for name, values in found.items():
+        grid.add_row(name, *(f"{us:.0f} ({sync / us:.2f})" for us, sync in zip(values, found[SYNC], strict=True)))
+    return grid
+
+
 def table_of_added(found: dict[str, Any]) -> Table:
     """Lay the microseconds out."""
     title = f"{WORKLESS} envs of no work: microseconds for a step of all"
@@ -131,9 +171,9 @@ def main() -> None:
     """Run what the command line asks for."""
     parser = common.parser("What infos cost.", 0.5, 11)
     common.quick_option(parser)
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS, "added"], default=[*PARTS, "added"])
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS, "added", "batches"], default=[*PARTS, "added"])
     options = parser.parse_args()
-    if {"cheetah", "bare"} & set(options.parts) and not contenders.installed("mujoco"):
+    if {"cheetah", "bare", "batches"} & set(options.parts) and not contenders.installed("mujoco"):
         parser.error("HalfCheetah needs mujoco: pip install '.[mujoco]', or leave it out by --parts added")
     how = common.settings(options)
     names = [name for name in PARTS if name in options.parts]
@@ -144,6 +184,10 @@ def main() -> None:
         with progress(2 * len(VECTOR_ENVS) * how.rounds) as notify:
             document["added"] = added(how, notify)
         Console().print(table_of_added(document["added"]))
+    if "batches" in options.parts:
+        with progress(4 * how.rounds) as notify:
+            document["batches"] = batches(how, notify)
+        Console().print(table_of_batches(document["batches"]))
     if results:
         common.show(results)
         Console().print(table_of_ratios(ratios))
