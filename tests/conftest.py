@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import multiprocessing
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import psutil
 import pytest
 
 import core
@@ -145,21 +147,17 @@ def gate(tmp_path: Path) -> Iterator[Path]:
 
 
 def descendants() -> set[int]:
-    """All processes below this one, by the kernel's word; those that only wait to be reaped do not count."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue  # gone in the meantime
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found, to_see = set(), [os.getpid()]
-    while to_see:
-        own = children.get(to_see.pop(), [])
-        found.update(own)
-        to_see += own
+    """All processes below this one, by the system's word; those that only wait to be reaped do not count."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone in the meantime
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.add(process.pid)
     return found
+
+
+def open_descriptors() -> int:
+    return int(psutil.Process().num_fds())
 
 
 @pytest.fixture(scope="session")
@@ -175,7 +173,7 @@ def nothing_left_behind(_forkserver: None) -> Iterator[None]:
 
     def held() -> tuple[set[int], set[threading.Thread], int]:
         gc.collect()
-        return descendants(), set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+        return descendants(), set(threading.enumerate()), open_descriptors()
 
     processes, threads, descriptors = held()
     gc.freeze()  # other tests have imported whole frameworks: to look through them takes longer than most tests

@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 import shoal
@@ -708,7 +709,7 @@ def test_with_closes_whatever_happens(backend: str) -> None:
     with pytest.raises(ZeroDivisionError):
         use()
     assert pool.closed
-    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
 @pytest.mark.usefixtures("nothing_left_behind")
