@@ -245,5 +245,5 @@ COMMANDS: dict[str, tuple[str, tuple[Option, ...]]] = {
     ),
     "train": ("train a policy by PPO, as fast as the envs step", TRAIN),
     "play": ("show what shoal train has learned", PLAY),
-    "doctor": ("say what this machine and this installation offer, try each backend, or say how a compiled class runs here", DOCTOR),
+    "doctor": ("say what this machine and installation offer, try each backend; or how a compiled class runs", DOCTOR),
 }  # fmt: skip
