@@ -118,7 +118,7 @@ test-twin: $(VENV)/.ready
 
 # Envs on a GPU, in Numba's simulator of one; where there is a real one, run them without this variable too.
 test-gpu: $(VENV)/.ready
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/cuda
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/compiled/cuda tests/learn/test_cuda.py
 
 # Each library's own trainer over its own vector env and over ours, in environments of their own; half an hour.
 test-trainers:

@@ -13,7 +13,7 @@ from shoal.support.optional_dependencies import install
 REPO = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("extra", ["ray", "mpi", "cuda", "tf-agents", "jax"])
+@pytest.mark.parametrize("extra", ["ray", "mpi", "cuda", "tf-agents", "jax", "learn"])
 def test_the_packages_of_an_extra_are_named(extra: str) -> None:
     found = re.findall(r'"([^"]+)"', install(extra))
     assert install(extra) == "pip install " + " ".join(f'"{one}"' for one in found)
