@@ -184,11 +184,11 @@ test-portable: $(VENV)/.ready
 
 # Envs on a GPU, in Numba's simulator of one.
 test-gpu: $(VENV)/.ready
-	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/compiled/cuda
+	NUMBA_ENABLE_CUDASIM=1 $(PYTEST) tests/compiled/cuda tests/learn/test_cuda.py
 
 # The same on a real one, with what only that can do; everything is skipped where there is none.
 test-device: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -rs tests/compiled/cuda tests/graph/test_torch_cuda.py
+	$(BIN)/python -m pytest -q -rs tests/compiled/cuda tests/learn/test_cuda.py tests/graph/test_torch_cuda.py
 
 # Compiles every env of the library several times over.
 test-single: $(VENV)/.ready

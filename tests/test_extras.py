@@ -37,7 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return be
 
 
-@pytest.mark.parametrize("extra", ["ray", "mpi", "cuda", "tf-agents", "jax"])
+@pytest.mark.parametrize("extra", ["ray", "mpi", "cuda", "tf-agents", "jax", "learn"])
 def test_the_packages_of_an_extra_are_named(extra: str, installed: Callable[..., None]) -> None:
     installed()  # by its name
     found = re.findall(r'"([^"]+)"', install(extra))

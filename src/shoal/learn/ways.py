@@ -32,7 +32,7 @@ class Setup:
         num_envs: of this process.
         hyperparameters: settings of PPO in place of the defaults for the kind of actions, by name; or all of them.
         backend: of the pool. "compiled" also for ids of Shoal's library; "cuda" for compiled envs on a GPU.
-        device: of the policy: "cpu", "cuda", or "auto": a GPU where there is one and the policy is large.
+        device: of the policy: "cpu", "cuda", or "auto": the GPU where the envs are on one, else the CPU.
         learner_threads: of torch while it learns; None to measure how many are best.
         overlap: whether rollouts are made while the learner learns, by the policy of before; None to decide that by
             what a step of the env takes.
