@@ -35,14 +35,18 @@ GAMES = ("Pong", "Breakout")
 PARTS = ("mujoco", "atari", "python", "cores")
 SIZES = (16, 64)
 ACTIONS = 64  # different batches of actions
+CLOCK: Callable[[], float] = time.perf_counter
 Make = Callable[[], Any]
+
+
+THREADS = common.cores()  # of a batch; one where CPU time is measured
 
 
 def envpool(name: str, count: int, **options: Any) -> Any:
     """Make a pool of EnvPool's, with a thread for each core."""
     import envpool as package
 
-    return package.make_gymnasium(name, num_envs=count, num_threads=min(count, common.cores()), seed=0, **options)
+    return package.make_gymnasium(name, num_envs=count, num_threads=min(count, THREADS), seed=0, **options)
 
 
 def vector(name: str, count: int, mode: str) -> Any:
@@ -89,14 +93,14 @@ def contenders(part: str, count: int) -> dict[str, dict[str, Make]]:
     if part == "mujoco":
         for name in MUJOCO:
             found[name] = {
-                "Shoal": functools.partial(shoal.make, name, count),
+                "Shoal": functools.partial(shoal.make, name, count, backend="batched", num_workers=THREADS),
                 "EnvPool": functools.partial(envpool, name, count),
                 "Gymnasium Sync": functools.partial(vector, name, count, "sync"),
             }
     elif part == "atari":
         for game in GAMES:
             found[game] = {
-                "Shoal": functools.partial(shoal.atari.make, game, count, clip_rewards=True, copy=False),
+                "Shoal": functools.partial(shoal.atari.make, game, count, clip_rewards=True, num_workers=THREADS),
                 "EnvPool": functools.partial(envpool, f"{game}-v5", count),
                 "Gymnasium Sync": functools.partial(
                     gymnasium.vector.SyncVectorEnv, [functools.partial(atari, game)] * count
@@ -116,11 +120,11 @@ def contenders(part: str, count: int) -> dict[str, dict[str, Make]]:
 
 def steps_per_second(envs: Any, actions: list[Any], count: int, seconds: float) -> float:
     """Step for so long."""
-    began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
+    began, steps = CLOCK(), 0
+    while CLOCK() - began < seconds:
         envs.step(actions[steps % len(actions)])
         steps += 1
-    return steps * count / (time.perf_counter() - began)
+    return steps * count / (CLOCK() - began)
 
 
 def measure(made: dict[str, Make], count: int, how: Any) -> dict[str, list[float]]:
@@ -196,7 +200,14 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--envs", nargs="+", help="only these, by name")
     parser.add_argument("--cores", type=int, default=common.cores())
+    parser.add_argument(
+        "--cpu", action="store_true",
+        help="steps for each second of CPU time, with one thread each: for machines on which other programs run",
+    )  # fmt: skip
     options = parser.parse_args()
+    if options.cpu:
+        global CLOCK, THREADS
+        CLOCK, THREADS = time.process_time, 1
     how, rows = common.settings(options), []
     for part in options.parts:
         if part == "cores":
@@ -208,7 +219,8 @@ def main() -> None:
                     rows += rows_of(env, count, measure(made, count, how))
                     Console().print(table(rows[-len(made) :]))
     Console().print(table(rows))
-    common.write(options, "simulators", {"rows": rows, "cores": common.cores()})
+    clock = "CPU time, one thread" if options.cpu else "wall"
+    common.write(options, "simulators", {"rows": rows, "cores": common.cores(), "clock": clock})
     if importlib.util.find_spec("matplotlib") is not None and rows:
         path = Path(options.out) / "simulators.png"
         plots.draw({"title": "Simulators", "unit": "steps/s", "rows": rows}, path)

@@ -98,6 +98,18 @@ def test_partial_batches_have_the_infos_of_their_lanes() -> None:
             assert {lane: info["lane"] for lane, info in batch.info.items()} == {int(i): i for i in batch.env_id}
 
 
+def test_an_empty_part_takes_infos_away() -> None:
+    class Sparse(Counts):
+        def told(self, columns: Any, count: int) -> Any:
+            odd = np.flatnonzero(columns["lane"] % 2)
+            infos = InfoColumns(count, [Part(None, columns), Part(odd, {})])
+            return infos if self.columns else list(infos)
+
+    with shoal.Pool(lambda num_envs: Sparse(num_envs, True), 4, backend="batched") as pool:
+        pool.reset(seed=1)
+        assert set(pool.step(np.zeros(4, np.int64)).info) == {0, 2}
+
+
 def test_later_parts_replace_earlier_ones() -> None:
     infos = InfoColumns(3, [Part(None, {"a": np.arange(3)}), Part(np.array([2, 0]), {"b": np.array([5, 6])})])
     assert list(infos) == [{"b": 6}, {"a": 1}, {"b": 5}]

@@ -122,9 +122,10 @@ class ColumnWriter:
         for (rows, columns), plan in zip(infos.parts, plans, strict=True):
             assert plan is not None
             head, places = plan
-            if not len(places) and not head[layout.INFO_TAGS :].any():
-                continue  # nothing of them is wanted
             at = _run(lanes if rows is None else lanes[rows])
+            if not len(places) and not head[layout.INFO_TAGS :].any():  # there are none, or none that are wanted
+                self._status[slot, at] &= ~np.uint8(STATUS_INFO)
+                continue
             self._rows[slot][at, : len(head)] = head
             words = self._words[slot]
             for path, offset, nbytes in places:

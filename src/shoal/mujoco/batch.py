@@ -19,7 +19,7 @@ from gymnasium.utils.seeding import np_random
 
 from shoal.envs.group import Answers, GroupAdapter, Infos
 from shoal.errors import BadEnv, DataError
-from shoal.memory.info_columns import InfoColumns
+from shoal.memory.info_columns import InfoColumns, Part
 from shoal.mujoco.models import PREFIX, RECOMPUTED, LaneModels, ModelChanges
 from shoal.mujoco.simulations import Simulations
 from shoal.support.cores import usable_cores
@@ -210,6 +210,13 @@ class BatchedMujocoEnv(GroupAdapter):
         return self._begin(rows, out, slice(None))
 
     def _begin(self, rows: Array, out: Answers, at: Any) -> Infos:
+        self._begin_simulations(rows)
+        now = self._of(rows)
+        out.obs[0][at] = self.observe(now)
+        self._episodes.begun(rows, out, at)
+        return InfoColumns.of(self.begin_infos(now), len(rows))
+
+    def _begin_simulations(self, rows: Array) -> None:
         rngs = self.generators(rows.tolist())
         qpos, qvel = (np.repeat(self._first[name][None], len(rows), 0) for name in ("qpos", "qvel"))
         if self.randomize is not None:
@@ -218,10 +225,6 @@ class BatchedMujocoEnv(GroupAdapter):
         self._now["qpos"][rows], self._now["qvel"][rows] = qpos, qvel
         self.sims.run(self._beginning, rows)
         self._steps[rows] = 0
-        now = self._of(rows)
-        out.obs[0][at] = self.observe(now)
-        self._episodes.begun(rows, out, at)
-        return InfoColumns.of(self.begin_infos(now), len(rows))
 
     def generators(self, rows: Sequence[int]) -> list[np.random.Generator]:
         """The generators that these lanes draw from; one that was never seeded is now, by chance."""
@@ -234,6 +237,8 @@ class BatchedMujocoEnv(GroupAdapter):
         def step(some: Array, at: Any) -> Infos:
             return self._step(some, actions[at], out, at)
 
+        if len(rows) == self.num_lanes and self._episodes.rule.begins_next and self._episodes.ended.any():
+            return self._step_and_begin(actions, out)
         return self._episodes.step(rows, out, step, lambda some, at: self._begin(some, out, at))
 
     def _step(self, rows: Array, actions: Array, out: Answers, at: Any) -> Infos:
@@ -249,6 +254,31 @@ class BatchedMujocoEnv(GroupAdapter):
             out.truncated[at] = self._steps[at_lanes] >= self.max_episode_steps
         out.obs[0][at] = self.observe(now)
         return InfoColumns.of(infos, len(rows))
+
+    def _step_and_begin(self, actions: Array, out: Answers) -> Infos:
+        """Step all lanes, of which some begin an episode instead.
+
+        Everything is computed for all lanes, and then replaced where an episode has begun: that takes less time than
+        to pick out the other lanes, of which there are more.
+        """
+        ended = self._episodes.ended
+        begins, others = np.flatnonzero(ended), np.flatnonzero(~ended)
+        before = States({name: self._now[name].copy() for name in self._keep})
+        self._begin_simulations(begins)
+        self._ctrl[others] = actions[others]
+        if len(others):
+            self.sims.run(self._stepping, others)
+        out.reward[:], out.terminated[:], infos = self.evaluate(self._states, before, actions)
+        out.reward[begins], out.terminated[begins] = 0.0, False
+        self._steps[others] += 1
+        if self.max_episode_steps is not None:
+            out.truncated[:] = self._steps >= self.max_episode_steps
+            out.truncated[begins] = False
+        out.obs[0][:] = self.observe(self._states)
+        np.logical_or(out.terminated, out.truncated, out=ended)
+        self._episodes.begun(begins, out, begins)
+        first = {name: column[begins] for name, column in self.begin_infos(self._states).items()}
+        return InfoColumns(self.num_lanes, [Part(None, infos), Part(begins, first)])
 
     def _of(self, rows: Array) -> States:
         return States({name: array[rows] for name, array in self._now.items()})
