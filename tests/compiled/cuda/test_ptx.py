@@ -11,6 +11,7 @@ import pytest
 from compiled.envs import ALL
 from repeats import product
 from shoal.compiled import library
+from shoal.compiled.cuda import registers
 from shoal.compiled.cuda.build import build, driver, simulated
 from shoal.compiled.cuda.source import KernelKind, arguments, length_type
 from shoal.compiled.definition import Definition, define
@@ -77,7 +78,10 @@ def types_of(definition: Definition, kind: KernelKind, precision: str) -> tuple[
     for name in state.names or ():
         alone = name in definition.params and not kind.own_params
         known[f"field_{name}"] = from_dtype(state[name]) if alone else array(state[name], 1)
-    return tuple(known[name] for name in arguments(definition, kind))
+    named = arguments
+    if kind.does == "rollout" and registers.fits(definition):
+        named = registers.arguments
+    return tuple(known[name.removeprefix("now_")] for name in named(definition, kind))
 
 
 def compile_one(definition: Definition, kind: KernelKind, precision: str) -> str:
