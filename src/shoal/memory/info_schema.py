@@ -301,7 +301,7 @@ class InfoLearner:
         for worker, region in enumerate(self._regions):
             if worker != self._worker and region[: HEAD.itemsize].any():
                 with contextlib.suppress(ValueError):  # a text that is just being written
-                    yield read_schemas(region)[-1]
+                    yield from read_schemas(region)[-1:]  # its owner may be writing the first one
 
     def _hand_over(self) -> None:
         entries = tuple(entry.described() for entry in self._schema.entries)
