@@ -1,6 +1,6 @@
 """The two halves of the tests: "frameworks" has the files that import torch, JAX or Numba, "engine" has the others.
 
-A process that has imported all of them takes seconds to start and ten times as long to fork, so `make test` runs the
+A process that has imported all of them takes seconds to start and thrice as long to fork, so `make test` runs the
 halves in processes of their own: `pytest --suite engine` and `pytest --suite frameworks`. What a file says decides, so
 a new file needs no row anywhere.
 """

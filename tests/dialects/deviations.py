@@ -1,4 +1,4 @@
-"""The table of docs/migrate/README.md, as the side-by-side tests know it: each deviation names one of its rows."""
+"""The table of docs/migrate/index.md, as the side-by-side tests know it: each deviation names one of its rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs/migrate/README.md"
+PAGE = Path(__file__).parents[2] / "docs/migrate/index.md"
 
 
 @cache

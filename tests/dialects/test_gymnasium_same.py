@@ -1,6 +1,6 @@
 """Each behaviour of Gymnasium's vector envs, over theirs and over ours: the same results, errors and texts.
 
-What differs must be in `DOCUMENTED`, under the name of its row in the table of docs/migrate/README.md.
+What differs must be in `DOCUMENTED`, under the name of its row in the table of docs/migrate/index.md.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Raised:
 
 @dataclass(eq=False)
 class May:
-    """A value that may differ, as a row of the table of docs/migrate/README.md says."""
+    """A value that may differ, as a row of the table of docs/migrate/index.md says."""
 
     row: str
     value: Any

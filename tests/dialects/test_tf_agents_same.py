@@ -1,7 +1,7 @@
 """TF-Agents' own BatchedPyEnvironment and ParallelPyEnvironment beside ours: whatever is done to both has one outcome.
 
 An outcome is a value, compared with its nest, types and bits, or an error, compared by its class. What differs on
-purpose is in the table of docs/migrate/README.md, and in `DEVIATIONS`, which names its rows.
+purpose is in the table of docs/migrate/index.md, and in `DEVIATIONS`, which names its rows.
 """
 
 from __future__ import annotations

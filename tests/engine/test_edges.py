@@ -103,7 +103,7 @@ from shoal.backends import registry
 print([name for name in registry.names() if registry.find(name).batched], shoal.Plan("jax", 1).backend)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "['jax', 'compiled', 'cuda'] jax\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['jax', 'batched', 'compiled', 'cuda'] jax\n", "")
 
 
 @pytest.mark.parametrize("name", [None, "nonsense", ["serial"], "serial"])

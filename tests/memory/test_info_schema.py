@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from shoal.memory.info_schema import EMPTY, MOST_FAILURES, InfoLearner, Schema, read_schemas
+from shoal.memory.info_schema import EMPTY, HEAD, MOST_FAILURES, InfoLearner, Schema, read_schemas
 from shoal.memory.slab import Layout, Slab
 from shoal.native import layout
 from shoal.spaces.leaves import flatten
@@ -110,6 +110,14 @@ def test_a_worker_takes_the_schema_of_another_one_where_that_has_what_it_needs()
     assert workers.learners[1].learn({"a": 1, "c": 3})
     assert workers.schemas(1) == [workers.schemas(0)[-1]]
     assert workers.used[1][-1][0] == workers.used[0][-1][0]
+
+
+def test_a_worker_that_is_just_writing_its_first_schema_has_none() -> None:
+    workers = Workers(2)
+    head = workers.slab.array("info_schemas")[0][: HEAD.itemsize].view(HEAD)
+    head["used"] = 20  # and `count`, which follows, is still 0
+    assert workers.learners[1].learn({"a": 1})
+    assert keys(workers.schemas(1)[-1]) == ["a"]
 
 
 def test_a_worker_keeps_its_own_keys_beside_those_of_another_one() -> None:

@@ -47,6 +47,7 @@ class Check:
     """What `check` has found. `print(check(MyEnv))` shows it.
 
     Attributes:
+        name: of the class.
         comparisons: one for each pair.
         left_out: what could not be run, and why.
     """
@@ -71,6 +72,7 @@ def check(env: Any, episodes: int = 1000, seed: int = 0, tolerance: float = 1e-4
     Args:
         env: a class that derives from `shoal.compiled.Env`, or the id of one in the library.
         episodes: how many.
+        seed: of the envs and of the actions.
         tolerance: how far single precision may be from double precision after one step, in parts of the number or, if
             that is below 1, at all.
         kwargs: for the class.

@@ -32,6 +32,9 @@ class Mlp:
     Args:
         activation: of all layers but the last: "tanh" or "relu".
         sample: whether a Discrete action is drawn; if not, it is the one with the largest output.
+
+    Raises:
+        ValueError: there is no such activation.
     """
 
     def __init__(self, activation: str = "tanh", sample: bool = True):
@@ -48,6 +51,10 @@ class Mlp:
 
     def widths(self, obs_leaves: Sequence[Leaf], action_leaves: Sequence[Leaf], params: Sequence[Any]) -> list[int]:
         """Return how many numbers each layer has, from the observation to the last.
+
+        Args:
+            obs_leaves, action_leaves: the parts of an observation and of an action.
+            params: weights and biases in turns.
 
         Raises:
             BadCall: the spaces or the params are not those of such a network.
@@ -85,7 +92,13 @@ class Mlp:
     def function(
         self, obs_leaves: Sequence[Leaf], action_leaves: Sequence[Leaf], params: Sequence[Any], on_gpu: Any = None
     ) -> Any:
-        """Return a function (obs, action, rng, *params) that chooses for one lane; `on_gpu` is numba.cuda."""
+        """Return a function (obs, action, rng, *params) that chooses for one lane.
+
+        Args:
+            obs_leaves, action_leaves: the parts of an observation and of an action.
+            params: weights and biases in turns.
+            on_gpu: numba.cuda, for a function that runs there.
+        """
         widths, leaf = self.widths(obs_leaves, action_leaves, params), action_leaves[0]
         low, high = (tuple(np.asarray(bound).ravel().tolist()) for bound in (leaf.low, leaf.high))
         shape = obs_leaves[0].shape, leaf.shape if leaf.dtype.kind == "f" else None
@@ -94,7 +107,12 @@ class Mlp:
     # ---- as a part of a rollout's kernel -----------------------------------------------------------------------
 
     def lines(self, definition: Definition, params: Sequence[Any]) -> list[str]:
-        """Write the choice of a block of lanes; the numbers of a unit lie side by side for all of them."""
+        """Write the choice of a block of lanes; the numbers of a unit lie side by side for all of them.
+
+        Args:
+            definition: of the env's class.
+            params: weights and biases in turns.
+        """
         widths = self.widths(definition.obs_leaves, definition.action_leaves, params)
         size = widths[0]
         lines = ["for lane in range(count):"]

@@ -29,6 +29,7 @@ class Port:
     """What `port` has found. `print(port(env))` shows the list.
 
     Attributes:
+        name: of the env's class.
         items: what is to be done, in order.
         state: fields that the class needs, with their types, by the names of the env's attributes that change.
         constants: numbers of the env that do not change: globals of the module, or params.
@@ -49,7 +50,7 @@ class Port:
         return "\n".join([*lines, *(f"[{'x' if item.done else ' '}] {item.text}" for item in self.items)])
 
     def add(self, done: bool, text: str) -> bool:
-        """Add an entry; returns whether it is done."""
+        """Add an entry with this text; returns whether it is done."""
         self.items.append(Item(done, text))
         return done
 
@@ -73,6 +74,7 @@ def port(
         copy: copy(env, state) writes the env's state into a state of the class; by default each field gets the
             attribute of the same name.
         episodes: how many are run side by side. At each step both begin at the same state.
+        seed: of the first episode, and of the actions.
         tolerance: how far an observation or a reward may be from the env's, as a part of it or, if that is below 1, at
             all.
         kwargs: for the class.

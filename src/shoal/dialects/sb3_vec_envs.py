@@ -30,6 +30,9 @@ class DummyVecEnv(PoolVecEnv):
         actions: those of the last `step_async`.
         keys, buf_obs, buf_rews, buf_dones, buf_infos: the last answers, as SB3's class keeps them, for subclasses with
             a `step_wait` of their own. They are made when one is first asked for.
+
+    Raises:
+        IndexError: there are no functions.
     """
 
     _quotes = True
