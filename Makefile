@@ -13,7 +13,7 @@ RELEASE_VENV := .venv-release
 SIMS_VENV := .venv-sims
 NATIVE := $(wildcard src/shoal/native/*.c src/shoal/native/*.h)
 
-.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test engine-suites \
+.PHONY: help demo wheels test-wheels test-portable types-platforms lint-workflows check check-core test \
 	library-suites test-engine test-frameworks test-twin test-gpu test-single test-device test-ray test-rllib \
 	test-learn-examples test-tf test-cross test-puffer test-libraries test-peers test-trainers test-simulators lint types \
 	faults soak bench bench-quick bench-graph fuzz sanitize docs docs-build docs-serve docs-test clean
@@ -112,15 +112,10 @@ check: $(VENV)/.ready
 check-core: $(VENV)/.ready
 	$(PYTEST) --core
 
-# Two rows of suites side by side, and Ray and types beside them: some tests use one core, and most wait. What a suite
-# says is shown when it is over.
+# All suites side by side: some tests use one core, and most wait. What a suite says is shown when it is over.
 test: $(VENV)/.ready $(TF_VENV)/.ready
 	$(MAKE) --no-print-directory lint
-	$(MAKE) --no-print-directory -j 4 --output-sync=target library-suites engine-suites test-ray types
-
-engine-suites:
-	$(MAKE) --no-print-directory test-engine
-	$(MAKE) --no-print-directory test-twin
+	$(MAKE) --no-print-directory -j 5 --output-sync=target test-engine library-suites test-twin test-ray types
 
 library-suites:
 	$(MAKE) --no-print-directory test-frameworks
