@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from faults.kit import alive, children, descendants_of, eventually, is_helper
-from faults.test_scripts import TESTS, ends, program
+from faults.test_scripts import TESTS, ends, next_line, program
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -24,9 +24,8 @@ METHODS = ("forkserver", "spawn", "fork")
 READY = 'print("ready", flush=True); time.sleep(100)'
 
 
-def wait_until_ready(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+def wait_until_ready(process: subprocess.Popen[bytes]) -> None:
+    assert next_line(process) == "ready\n"
 
 
 def launcher_of(pid: int) -> int:
@@ -307,7 +306,7 @@ input()
 """
     for pause in (0.0, 0.05, 0.2):
         process = subprocess.Popen(
-            [sys.executable, "-c", text], start_new_session=True, text=True, stdin=subprocess.PIPE,
+            [sys.executable, "-c", text], start_new_session=True, bufsize=0, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         try:
@@ -315,7 +314,7 @@ input()
             signal.sigtimedwait([], pause) if pause else None
             below = descendants_of(process.pid)
             os.killpg(process.pid, signal.SIGINT)
-            _, error = process.communicate(timeout=30)
+            error = process.communicate(timeout=30)[1].decode()
         finally:
             process.kill()
         # The signal may come while Python handles another exception, inside of an import: then the report has both.

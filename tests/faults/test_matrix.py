@@ -23,7 +23,7 @@ from shoal import Pool
 pytestmark = pytest.mark.timeout(50)  # less than what hangs lasts, and enough on a busy machine
 
 ZEROS = np.zeros(4, np.int64)
-LIMIT = 0.4  # seconds, for what hangs
+LIMIT = 3.0  # seconds, for what hangs; healthy envs keep it on a machine that has much else to do
 PATIENCE = 30.0  # for what does not: to die takes longer on a busy machine
 
 RAISING = ("raise", "raise several", "raise unpicklable")
@@ -85,7 +85,7 @@ def act(pool: Pool, fault: str, moment: str) -> Any:
         return pool.reset(seed=0)
     if moment == "call":
         return pool.call("answer", timeout=limit(fault))
-    return pool.close(timeout=LIMIT)
+    return pool.close(timeout=0.4)
 
 
 @pytest.mark.parametrize(("backend", "method", "fault", "moment", "policy"), cells())
@@ -137,7 +137,7 @@ def assert_sound(pool: Pool, fault: str, moment: str, policy: str) -> None:
         with pytest.raises(shoal.PoolClosed):
             pool.step(ZEROS)
     elif fault == "hang" and pool.plan.backend == "processes" and (policy == "raise" or moment == "call"):
-        pool.close(timeout=LIMIT)  # still hanging, and named; nothing else can be done with that env
+        pool.close(timeout=0.4)  # still hanging, and named; nothing else can be done with that env
         assert pool.closed
     else:
         pool.drop_pending(timeout=20)

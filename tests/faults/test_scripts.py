@@ -38,16 +38,18 @@ START = """
 
 
 @contextmanager
-def program(backend: str, body: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Runs a script in a process group of its own; gives it and its workers' pids, once it has said them."""
+def program(backend: str, body: str) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """Runs a script in a process group of its own; gives it and its workers' pids, once it has said them.
+
+    Its output is not buffered here: `communicate` would not return what a buffered `readline` has read beyond the line.
+    """
     text = textwrap.dedent(START).format(backend=backend) + textwrap.dedent(body)
     process = subprocess.Popen(
-        [sys.executable, "-c", text], cwd=TESTS, start_new_session=True, text=True,
+        [sys.executable, "-c", text], cwd=TESTS, start_new_session=True, bufsize=0,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        line = next_line(process)
         assert line, process.communicate(timeout=10)[1]
         yield process, [int(pid) for pid in line.split()]
     finally:
@@ -56,11 +58,16 @@ def program(backend: str, body: str) -> Iterator[tuple[subprocess.Popen[str], li
         process.communicate(timeout=10)
 
 
-def ends(process: subprocess.Popen[str], pids: list[int], seconds: float = 20) -> tuple[int, str, str]:
-    """Its exit status and what it wrote; its workers are gone as well."""
+def next_line(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode()
+
+
+def ends(process: subprocess.Popen[bytes], pids: list[int], seconds: float = 20) -> tuple[int, str, str]:
+    """Its exit status and what it wrote since the last line that was read; its workers are gone as well."""
     out, error = process.communicate(timeout=seconds)
     eventually(lambda: not any(alive(pid) for pid in pids), lambda: [pid for pid in pids if alive(pid)])
-    return process.returncode, out, error
+    return process.returncode, out.decode(), error.decode()
 
 
 ALL = ("serial", "threads", "processes", "hybrid")
@@ -135,8 +142,7 @@ def test_workers_leave_with_their_caller(backend: str, start_method: str, doing:
         time.sleep(100)
     """
     with program(backend, body) as (process, pids):
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert next_line(process) == "ready\n"
         assert all(alive(pid) for pid in pids)
         os.kill(process.pid, how)
         assert ends(process, pids)[0] == -how
@@ -158,8 +164,7 @@ def test_ctrl_c(backend: str, doing: str) -> None:
                 {doing}
     """
     with program(backend, body) as (process, pids):
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert next_line(process) == "ready\n"
         os.killpg(process.pid, signal.SIGINT)
         code, _, error = ends(process, pids)
         assert code == -signal.SIGINT
@@ -176,8 +181,7 @@ def test_ctrl_c_while_a_step_hangs(backend: str, twice: bool) -> None:
             pool.step(zeros)
     """
     with program(backend, body) as (process, pids):
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert next_line(process) == "ready\n"
         time.sleep(0.5)  # until the step hangs for certain
         os.killpg(process.pid, signal.SIGINT)
         if twice:
@@ -205,8 +209,7 @@ def test_ctrl_c_can_be_caught_and_gone_on_from(backend: str) -> None:
         print("went on")
     """
     with program(backend, body) as (process, pids):
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        assert next_line(process) == "ready\n"
         os.killpg(process.pid, signal.SIGINT)
         code, out, error = ends(process, pids)
         assert (code, out) == (0, "went on\n"), error
