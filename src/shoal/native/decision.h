@@ -5,12 +5,18 @@
 #include "compat.h"
 #include "spinning.h"
 
-/* spin_for(usual_ns, spread_ns, spins, wake_ns, parties, cores) -> (rest_ns, spin_ns) */
-static PyObject *decision_spin_for(PyObject *Py_UNUSED(module), PyObject *args) {
-    long long usual, spread, wake, parties, cores;
-    int spins;
-    if (!PyArg_ParseTuple(args, "LLpLLL", &usual, &spread, &spins, &wake, &parties, &cores)) return NULL;
-    Spin spin = spin_for((Estimate){usual, spread}, spins, wake, parties, cores);
+/* first_way(parties, cores) -> who spins at first: 1 the caller, 2 the workers, 3 both */
+static PyObject *decision_first_way(PyObject *Py_UNUSED(module), PyObject *args) {
+    long long parties, cores;
+    if (!PyArg_ParseTuple(args, "LL", &parties, &cores)) return NULL;
+    return PyLong_FromLongLong(first_way(parties, cores));
+}
+
+/* rest_for(usual_ns, spread_ns, wake_ns) -> (rest_ns, spin_ns) of a long wait */
+static PyObject *decision_rest_for(PyObject *Py_UNUSED(module), PyObject *args) {
+    long long usual, spread, wake;
+    if (!PyArg_ParseTuple(args, "LLL", &usual, &spread, &wake)) return NULL;
+    Spin spin = rest_for((Estimate){usual, spread}, wake);
     return Py_BuildValue("(LL)", (long long)spin.rest_ns, (long long)spin.spin_ns);
 }
 
@@ -23,17 +29,20 @@ static PyObject *decision_learn(PyObject *Py_UNUSED(module), PyObject *args) {
     return Py_BuildValue("(LL)", (long long)estimate.usual_ns, (long long)estimate.spread_ns);
 }
 
-/* try_way((way, trying, cost 0, cost 1, windows, patience, batches, ns), ns) -> the same after one more batch */
+/* try_way((possible, way, best, tried, (cost, cost, cost, cost), windows, patience, batches, ns), ns) -> the same after one
+ * more batch */
 static PyObject *decision_try_way(PyObject *Py_UNUSED(module), PyObject *args) {
-    long long way, trying, first, second, windows, patience, batches, ns, took;
-    if (!PyArg_ParseTuple(args, "(LLLLLLLL)L", &way, &trying, &first, &second, &windows, &patience, &batches, &ns, &took))
+    long long possible, way, best, tried, cost[WAYS], windows, patience, batches, ns, took;
+    if (!PyArg_ParseTuple(args, "(LLLL(LLLL)LLLL)L", &possible, &way, &best, &tried, &cost[0], &cost[1], &cost[2], &cost[3],
+                          &windows, &patience, &batches, &ns, &took))
         return NULL;
-    if (way < 0 || way > 1) return PyErr_Format(PyExc_ValueError, "the ways are 0 and 1");
-    Trials trials = {way, trying, {first, second}, windows, patience, batches, ns};
+    if (way < 0 || way >= WAYS || best < 0 || best >= WAYS) return PyErr_Format(PyExc_ValueError, "the ways are 0 to 3");
+    Trials trials = {possible, way, best, tried, {cost[0], cost[1], cost[2], cost[3]}, windows, patience, batches, ns};
     trials_add(&trials, took);
-    return Py_BuildValue("(LLLLLLLL)", (long long)trials.way, (long long)trials.trying, (long long)trials.cost[0],
-                         (long long)trials.cost[1], (long long)trials.windows, (long long)trials.patience,
-                         (long long)trials.batches, (long long)trials.ns);
+    for (int i = 0; i < WAYS; i++) cost[i] = trials.cost[i];
+    return Py_BuildValue("(LLLL(LLLL)LLLL)", (long long)trials.possible, (long long)trials.way, (long long)trials.best,
+                         (long long)trials.tried, cost[0], cost[1], cost[2], cost[3], (long long)trials.windows,
+                         (long long)trials.patience, (long long)trials.batches, (long long)trials.ns);
 }
 
 #endif

@@ -212,12 +212,13 @@ static void kernel_start(Kernel *self) {
     }
 }
 
-/* A round begins: helpers spin for the next one if rounds follow each other closely. */
+/* A round begins: helpers may spin for the next one if rounds follow each other closely. */
 static void kernel_expect(Kernel *self, int64_t began) {
-    int spins = atomic_load_explicit(&self->helpers_spin_ns, memory_order_relaxed) > 0;
     if (self->ended > 0) estimate_add(&self->gap, began - self->ended);
-    Spin spin = spin_for(self->gap, spins, 0, self->threads, self->threads);
-    int64_t spin_ns = self->trials.way == 0 && spin.rest_ns == 0 && spin.spin_ns > 0 ? HELPER_SPIN_NS : 0;
+    int closely = is_short(self->gap, (int)(self->trials.possible & WORKERS_SPIN));
+    int64_t possible = closely ? CALLER_SPINS | WORKERS_SPIN : CALLER_SPINS;
+    if (possible != self->trials.possible) trials_begin(&self->trials, possible, possible);
+    int64_t spin_ns = self->trials.way & WORKERS_SPIN ? HELPER_SPIN_NS : 0;
     atomic_store_explicit(&self->helpers_spin_ns, spin_ns, memory_order_relaxed);
 }
 
@@ -241,7 +242,7 @@ static void kernel_round(Kernel *self) {
     for (int i = 0; i < self->threads - 1 && i + 1 < worth; i++) bell_ring(&self->helpers[i].bell, 1);
     kernel_work(self, 0, round);
     int slept;
-    Spin spin = {0, self->trials.way == 0 ? HELPER_SPIN_NS : 0};
+    Spin spin = {0, self->trials.way & CALLER_SPINS ? HELPER_SPIN_NS : 0};
     while (bell_wait(&self->done, target, 0, -1, spin, &slept) != BELL_REACHED) {}
     int64_t parts = worth < self->threads ? worth : self->threads;
     self->ended = now_ns();

@@ -29,9 +29,10 @@ typedef struct {
     uint32_t alarm_seen;
     int64_t parties, cores; /* how many wait or work, and on how many cores; 0: waits never spin of themselves */
     Estimate wait;        /* of the caller, for answers */
+    Estimate away;        /* of the caller, from one batch to its next request */
+    int64_t batch_ns;     /* when the last batch was complete */
     int64_t wake_ns;      /* what it usually costs to wake up; 0: not known yet */
-    int caller_spins, workers_spin; /* whether their waits are short enough for that */
-    Trials trials;        /* whether it is worth it */
+    Trials trials;        /* which sides spin */
     Spin spin;            /* what was decided for the caller; for the workers, see the field `waiting` */
     int slept;            /* whether the last wait has ended in a sleep */
     Candidate *candidates;
@@ -97,8 +98,8 @@ static inline void lanes_tell_workers(Lanes *self, Spin spin) {
         atomic_store_explicit(&waiting->spin_ns, spin.spin_ns, memory_order_relaxed);
 }
 
-/* Decides how the next waits of all sides go, from how long the last ones took. */
-static void lanes_decide(Lanes *self) {
+/* How long workers usually are idle between two passes, over all that wait at all. */
+static Estimate lanes_idle(Lanes *self) {
     Estimate idle = {0, 0};
     int64_t known = 0;
     for (int64_t worker = 0; worker < self->workers; worker++) {
@@ -109,19 +110,28 @@ static void lanes_decide(Lanes *self) {
         idle.spread_ns += __atomic_load_n(&stats[STAT_IDLE_SPREAD_NS], __ATOMIC_RELAXED);
         known++;
     }
-    if (known > 0) {
+    if (known > 1) {
         idle.usual_ns /= known;
         idle.spread_ns /= known;
     }
-    Spin none = {0, 0}, caller = spin_for(self->wait, self->caller_spins, self->wake_ns, self->parties, self->cores);
-    /* Where there is a worker for each core, a caller that sleeps leaves all cores to them. */
-    int64_t awake = self->parties == self->cores + 1 && caller.spin_ns == 0 ? self->cores : self->parties;
-    Spin workers = spin_for(idle, self->workers_spin, self->wake_ns, awake, self->cores);
-    self->workers_spin = workers.rest_ns == 0 && workers.spin_ns > 0;
-    self->caller_spins = caller.rest_ns == 0 && caller.spin_ns > 0;
-    int asleep = self->trials.way == 1;
-    self->spin = asleep ? none : caller;
-    lanes_tell_workers(self, asleep ? none : workers);
+    return idle;
+}
+
+/* Decides how the next waits of all sides go, from how long the last ones took. */
+static void lanes_decide(Lanes *self) {
+    Estimate idle = lanes_idle(self);
+    Trials *trials = &self->trials;
+    int64_t way = first_way(self->parties, self->cores);
+    int64_t possible = (is_short(self->wait, trials->possible & CALLER_SPINS) ? CALLER_SPINS : 0) |
+                       (is_short(idle, trials->possible & WORKERS_SPIN) ? WORKERS_SPIN : 0);
+    if (way == 0) possible = 0;
+    if (possible != trials->possible) trials_begin(trials, possible, way);
+    Spin none = {0, 0}, hold = {0, HOLD_NS};
+    int spare = self->parties <= self->cores;
+    self->spin = trials->way & CALLER_SPINS ? hold
+               : spare && !(possible & CALLER_SPINS) ? rest_for(self->wait, self->wake_ns) : none;
+    lanes_tell_workers(self, trials->way & WORKERS_SPIN ? hold
+                           : spare && !(possible & WORKERS_SPIN) ? rest_for(idle, self->wake_ns) : none);
 }
 
 /* A wait that began then was answered at `last`, and ended `now`. */
@@ -134,9 +144,14 @@ static inline void lanes_learn(Lanes *self, int64_t began, int64_t last, int64_t
         self->at.pool_stats[POOL_SLEEPS]++;
         self->slept = 0;
     }
+    /* What the caller does between two batches counts, because workers that spin may slow it down. What it does only now
+     * and then, as learning, does not. */
+    int64_t away = self->batch_ns ? began - self->batch_ns : 0, most = 2 * self->away.usual_ns;
+    self->batch_ns = now;
+    estimate_add(&self->away, away);
     if (self->cores <= 0) return;
-    int tried = (self->caller_spins || self->workers_spin) && trials_add(&self->trials, now - began);
-    if (tried || self->at.pool_stats[POOL_BATCHES] % DECIDE_EACH == 0) lanes_decide(self);
+    int over = self->trials.possible && trials_add(&self->trials, now - began + (away < most ? away : most));
+    if (over || self->at.pool_stats[POOL_BATCHES] % DECIDE_EACH == 0) lanes_decide(self);
 }
 
 /* ---- where the caller's time goes -------------------------------------------------------------------------- */

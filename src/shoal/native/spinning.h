@@ -1,19 +1,20 @@
-/* Decides whether waits spin: for all sides of a pool together, from how long their waits usually take.
+/* Decides whether waits spin: for all sides of a pool together, by what makes its batches fast.
  *
- * To wake a sleeper costs some microseconds, often more than a batch of cheap envs takes. To spin costs a core. So a
- * wait that is expected to be short is spun through, and a longer one is slept through. The expectation is the usual
- * time, of which single waits that take long change little: a core that another program takes away for some
- * milliseconds must not send all workers to sleep for good.
+ * To wake a sleeper costs some microseconds, often more than a batch of cheap envs takes. To spin costs a core. So waits
+ * that usually take long are slept through. Of short ones it cannot be foreseen: a caller that spins may take the core of
+ * a worker that it waits for, workers that spin take the cores of the caller's policy, and where other programs want the
+ * same cores, a thread that spins is made to wait for them while one that sleeps is woken at once. So there are up to four
+ * ways: the caller spins or sleeps, and the workers spin or sleep. The pool goes one of them, tries the others now and
+ * then, and keeps the one by which its batches follow each other fastest.
  *
- * Where other programs want the same cores, a thread that spins is made to wait for them, and one that sleeps is woken
- * at once: how much that costs cannot be foreseen. So now and then the pool tries how fast its batches are if all sides
- * sleep, and keeps what is faster. twin_spinning.py has the same in Python. */
+ * What is usual changes little by single waits that take long: a core that another program takes away for some
+ * milliseconds must not send all workers to sleep for good. twin_spinning.py has the same in Python. */
 #ifndef SHOAL_SPINNING_H
 #define SHOAL_SPINNING_H
 
 #include <stdint.h>
 
-/* How long a wait usually takes, and how far single ones are from that. 0: nothing is known yet. */
+/* How long something usually takes, and how far single times are from that. 0: nothing is known yet. */
 typedef struct { int64_t usual_ns, spread_ns; } Estimate;
 
 /* What a wait does first: it rests, which is to sleep until something is expected soon; then it spins. */
@@ -23,20 +24,18 @@ typedef struct { int64_t rest_ns, spin_ns; } Spin;
 #define USUAL_WAKE_NS 15000    /* what a wake-up costs until it was measured */
 #define LEAST_WAKE_NS 5000     /* what a wake-up is taken to cost at least, and at most */
 #define MOST_WAKE_NS 1000000
-#define FEW_WAKES 8            /* where there are far too few cores, only waits of so many wake-ups are spun through */
 #define LONGEST_SPUN_NS 1000000 /* longer waits are slept through, however many cores there are */
 /* How long a wait spins that was expected to be short. On a virtual machine with restless neighbours a core is taken away
  * for some milliseconds, and a core that sleeps is given back late. Spins of 2 ms, which such pauses outlast, sent one
  * waiter after the other to sleep there. */
 #define HOLD_NS 10000000
-#define CROWDED_HOLD_NS 300000 /* the same where there are too few cores, at least */
 #define TIMER_NS 60000         /* how late the kernel ends a sleep */
 
 static inline int64_t within(int64_t value, int64_t least, int64_t most) {
     return value < least ? least : value > most ? most : value;
 }
 
-/* Takes in one more wait. One that was far longer, or shorter, than usual counts as a moderate one. */
+/* Takes in one more time. One that was far longer, or shorter, than usual counts as a moderate one. */
 static inline void estimate_add(Estimate *self, int64_t ns) {
     int64_t usual = self->usual_ns ? self->usual_ns : FIRST_GUESS_NS;
     ns = within(ns, usual / 4, 2 * usual);
@@ -46,62 +45,97 @@ static inline void estimate_add(Estimate *self, int64_t ns) {
     self->spread_ns += (off - self->spread_ns) / 8;
 }
 
-/* How a wait of this estimate shall go, where `parties` wait or work on so many cores, and a wake-up costs `wake_ns`.
- * `spins`: whether such waits spin now; to go on takes less than to begin, so that it does not change to and fro. */
-static inline Spin spin_for(Estimate wait, int spins, int64_t wake_ns, int64_t parties, int64_t cores) {
-    Spin sleep = {0, 0}, spin = {0, HOLD_NS};
-    if (parties > 2 * cores) return sleep; /* a thread that spins would take the core of one that it waits for */
-    wake_ns = within(wake_ns ? wake_ns : USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS);
-    int64_t limit = LONGEST_SPUN_NS;
-    if (parties > cores) {
-        /* One too many on sixteen cores takes little from each; one too many on two cores takes a third. */
-        limit = within(FEW_WAKES * wake_ns * within(cores / (2 * (parties - cores)), 1, cores), 0, LONGEST_SPUN_NS);
-        spin.spin_ns = within(2 * limit, CROWDED_HOLD_NS, HOLD_NS);
-    }
-    if (wait.usual_ns <= (spins ? 2 * limit : limit)) return spin;
-    /* A long wait that always takes the same time is slept through but for its end. */
-    int64_t early = 2 * wait.spread_ns + wake_ns + TIMER_NS;
-    if (parties > cores || early > wait.usual_ns / 8) return sleep;
-    spin.rest_ns = wait.usual_ns - early;
-    spin.spin_ns = 3 * early;
-    return spin;
+/* Whether waits of this estimate are short enough to spin. `spins`: whether they do now; to go on takes less than to
+ * begin, so that it does not change to and fro. */
+static inline int is_short(Estimate wait, int spins) {
+    return wait.usual_ns <= (spins ? 2 : 1) * LONGEST_SPUN_NS;
+}
+
+/* How a long wait goes where there are cores to spare: one that always takes the same time is slept through but for its
+ * end. */
+static inline Spin rest_for(Estimate wait, int64_t wake_ns) {
+    int64_t early = 2 * wait.spread_ns + within(wake_ns ? wake_ns : USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS) + TIMER_NS;
+    if (early > wait.usual_ns / 8) return (Spin){0, 0};
+    return (Spin){wait.usual_ns - early, 3 * early};
+}
+
+/* A way to wait is a set of these; 0: all sleep. */
+enum { CALLER_SPINS = 1, WORKERS_SPIN = 2, WAYS = 4 };
+
+/* The way to begin with, where so many wait or work on so many cores. A caller that sleeps leaves its core to a worker. */
+static inline int64_t first_way(int64_t parties, int64_t cores) {
+    if (parties > 2 * cores) return 0; /* a thread that spins would take the core of one that it waits for */
+    return parties > cores ? WORKERS_SPIN : CALLER_SPINS | WORKERS_SPIN;
 }
 
 #define WINDOW_BATCHES 32     /* batches, at least, from which it is told how fast they are */
 #define WINDOW_NS 30000000    /* and their time, at least: a core that is taken away for some ms must not decide it */
+#define FIRST_WINDOW_NS 4000000 /* the same for the first trial of a way */
 #define SLOW_WINDOW_NS 100000000 /* after this time a quarter of them will do */
-#define FIRST_PATIENCE 4      /* windows until the other way is tried, at first, and at most */
-#define MOST_PATIENCE 128
-#define HOPELESS 2            /* a trial ends early if its batches take so many times as long as those before */
+#define FIRST_PATIENCE 4      /* windows until another way is tried, at first, and at most */
+#define MOST_PATIENCE 64
+#define HOPELESS 2            /* a trial ends early if its batches take so many times as long as those of the best way */
 
-/* Two ways to wait: 0 as spin_for says, 1 always asleep. */
 typedef struct {
-    int64_t way, trying;      /* the present way, and whether it is only tried */
-    int64_t cost[2];          /* ns of a batch by each way; 0: not known */
+    int64_t possible;         /* who may spin at all: ways are subsets of that */
+    int64_t way, best;        /* the present way, which is on trial if it is not the best one */
+    int64_t tried;            /* the way that was last on trial */
+    int64_t cost[WAYS];       /* ns from batch to batch by each way; 0: not known */
     int64_t windows, patience; /* since the last trial, and until the next */
     int64_t batches, ns;      /* of the window that is under way */
 } Trials;
 
-/* A batch has taken so long, from its request to its answers. Whether a window has ended, so that the way may be another. */
+/* Begins with this way, with nothing known of any. */
+static inline void trials_begin(Trials *self, int64_t possible, int64_t way) {
+    *self = (Trials){possible, way & possible, way & possible, 0, {0}, 0, FIRST_PATIENCE, 0, 0};
+}
+
+static inline int is_better(int64_t cost, int64_t than) { return 10 * cost < 9 * than; }
+
+/* The way to go from now on: the best one, or another one that is due for a trial. That is one of which nothing is known,
+ * one that was better than the best one is now, or, after a while, the next in turn. */
+static inline int64_t trials_next(const Trials *self) {
+    int64_t turn = self->best, promising = self->best;
+    for (int64_t i = 1; i <= WAYS; i++) {
+        int64_t way = (self->tried + i) % WAYS;
+        if (way == self->best || (way & ~self->possible)) continue;
+        if (self->cost[way] == 0) return way;
+        if (is_better(self->cost[way], self->cost[self->best])) promising = way;
+        if (turn == self->best) turn = way;
+    }
+    return promising != self->best || self->windows <= self->patience ? promising : turn;
+}
+
+/* The window has ended: what its batches took, by the present way. */
+static inline void trials_judge(Trials *self, int64_t mean) {
+    int64_t *cost = &self->cost[self->way], best = self->cost[self->best];
+    if (self->way == self->best) {
+        *cost = *cost == 0 ? mean : *cost + (mean - *cost) / 4;
+        self->windows++;
+        return;
+    }
+    int again = *cost != 0, better = is_better(mean, best);
+    *cost = mean;
+    if (better && !again) return; /* a first trial is short: what it has found must hold for a whole window */
+    self->patience = better || !again ? FIRST_PATIENCE : within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
+    self->windows = 0;
+    self->tried = self->way;
+    if (better) self->best = self->way;
+    self->way = self->best;
+}
+
+/* A batch has taken so long, since the one before it. Whether a window has ended, so that the way may be another. */
 static inline int trials_add(Trials *self, int64_t ns) {
     self->batches++;
     self->ns += ns;
-    int64_t before = self->cost[!self->way];
-    int some = self->batches >= WINDOW_BATCHES / 4;
-    int early = some && (self->ns >= SLOW_WINDOW_NS || (self->trying && self->ns / self->batches > HOPELESS * before));
-    if (!early && (self->batches < WINDOW_BATCHES || self->ns < WINDOW_NS)) return 0;
-    int64_t mean = self->ns / self->batches, *cost = &self->cost[self->way];
-    *cost = *cost == 0 ? mean : *cost + (mean - *cost) / (self->trying ? 2 : 4);
+    int hopeless = self->way != self->best && self->ns / self->batches > HOPELESS * self->cost[self->best];
+    int early = self->batches >= WINDOW_BATCHES / 4 && (self->ns >= SLOW_WINDOW_NS || hopeless);
+    int64_t least_ns = self->way == self->best || self->cost[self->way] ? WINDOW_NS : FIRST_WINDOW_NS;
+    if (!early && (self->batches < WINDOW_BATCHES || self->ns < least_ns)) return 0;
+    trials_judge(self, self->ns / self->batches);
     self->batches = self->ns = 0;
-    if (self->trying) {
-        int better = 10 * *cost < (self->way ? 8 : 9) * before; /* to sleep must clearly pay */
-        self->trying = self->windows = 0;
-        self->patience = better ? FIRST_PATIENCE : within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
-        if (!better) self->way = !self->way;
-    } else if (before == 0 || ++self->windows > within(self->patience, FIRST_PATIENCE, MOST_PATIENCE)) {
-        self->trying = 1;
-        self->way = !self->way;
-    }
+    if (self->way != self->best) return 0; /* its trial goes on */
+    self->way = trials_next(self);
     return 1;
 }
 

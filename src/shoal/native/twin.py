@@ -21,11 +21,11 @@ from shoal.native.counters import MOST_LATE, POSTED_NS, flat
 from shoal.native.twin_actions import are_lanes, cast_actions
 from shoal.native.twin_arrays import merge, outside, standardize, take_infos, write_rows
 from shoal.native.twin_block import Bell, Block, seconds_left
-from shoal.native.twin_spinning import learn, spin_for, try_way
+from shoal.native.twin_spinning import first_way, learn, rest_for, try_way
 
 __all__ = [
-    "Bell", "Block", "Lanes", "Turn", "learn", "merge", "native_block", "native_lanes", "outside", "spin_for",
-    "standardize", "take_infos", "try_way", "write_rows",
+    "Bell", "Block", "Lanes", "Turn", "first_way", "learn", "merge", "native_block", "native_lanes", "outside",
+    "rest_for", "standardize", "take_infos", "try_way", "write_rows",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]

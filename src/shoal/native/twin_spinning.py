@@ -6,19 +6,19 @@ learns how long workers wait.
 
 from __future__ import annotations
 
-__all__ = ["Trials", "learn", "spin_for", "try_way"]
+__all__ = ["CALLER_SPINS", "WORKERS_SPIN", "Trials", "first_way", "learn", "rest_for", "try_way"]
 
 FIRST_GUESS_NS = 10_000
 USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS = 15_000, 5_000, 1_000_000
-FEW_WAKES = 8
-LONGEST_SPUN_NS, HOLD_NS, CROWDED_HOLD_NS = 1_000_000, 10_000_000, 300_000
+LONGEST_SPUN_NS, HOLD_NS = 1_000_000, 10_000_000
 TIMER_NS = 60_000
-WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 30_000_000, 100_000_000
-FIRST_PATIENCE, MOST_PATIENCE = 4, 128
+WINDOW_BATCHES, WINDOW_NS, FIRST_WINDOW_NS, SLOW_WINDOW_NS = 32, 30_000_000, 4_000_000, 100_000_000
+FIRST_PATIENCE, MOST_PATIENCE = 4, 64
 HOPELESS = 2
+CALLER_SPINS, WORKERS_SPIN, WAYS = 1, 2, 4
 
-# (way, trying, cost of way 0, cost of way 1, windows, patience, batches, ns)
-Trials = tuple[int, int, int, int, int, int, int, int]
+# (possible, way, best, tried, cost of each way, windows, patience, batches, ns)
+Trials = tuple[int, int, int, int, tuple[int, int, int, int], int, int, int, int]
 
 
 def learn(usual_ns: int, spread_ns: int, ns: int) -> tuple[int, int]:
@@ -29,53 +29,65 @@ def learn(usual_ns: int, spread_ns: int, ns: int) -> tuple[int, int]:
     return max(moved, 16), spread_ns + _quotient(abs(ns - usual) - spread_ns, 8)
 
 
-def spin_for(usual_ns: int, spread_ns: int, spins: bool, wake_ns: int, parties: int, cores: int) -> tuple[int, int]:
-    """How a wait shall go that usually takes `usual_ns`: (for how long it rests, for how long it then spins), in ns.
+def rest_for(usual_ns: int, spread_ns: int, wake_ns: int) -> tuple[int, int]:
+    """How a long wait shall go: (for how long it rests, for how long it then spins), in ns.
 
     Args:
-        spread_ns: how far single waits are from the usual.
-        spins: whether such waits spin now.
+        usual_ns: how long such a wait usually takes.
+        spread_ns: how far single waits are from that.
         wake_ns: what a wake-up costs; 0 for unknown.
-        parties: how many wait or work, on so many cores.
     """
+    early = 2 * spread_ns + min(max(wake_ns or USUAL_WAKE_NS, LEAST_WAKE_NS), MOST_WAKE_NS) + TIMER_NS
+    return (0, 0) if early > usual_ns // 8 else (usual_ns - early, 3 * early)
+
+
+def first_way(parties: int, cores: int) -> int:
+    """Which sides spin at first, where so many wait or work on so many cores."""
     if parties > 2 * cores:
-        return 0, 0
-    wake = min(max(wake_ns or USUAL_WAKE_NS, LEAST_WAKE_NS), MOST_WAKE_NS)
-    crowded, limit = parties > cores, LONGEST_SPUN_NS
-    if crowded:
-        limit = min(FEW_WAKES * wake * max(1, cores // (2 * (parties - cores))), LONGEST_SPUN_NS)
-    if usual_ns <= (2 * limit if spins else limit):
-        return 0, min(max(2 * limit, CROWDED_HOLD_NS), HOLD_NS) if crowded else HOLD_NS
-    early = 2 * spread_ns + wake + TIMER_NS
-    if crowded or early > usual_ns // 8:
-        return 0, 0
-    return usual_ns - early, 3 * early
+        return 0
+    return WORKERS_SPIN if parties > cores else CALLER_SPINS | WORKERS_SPIN
 
 
 def try_way(trials: Trials, ns: int) -> Trials:
-    """Of two ways to wait, 0 as `spin_for` says and 1 always asleep, keep the one that makes batches faster.
+    """Of all possible ways to wait, keep the one by which batches follow each other fastest.
 
     Args:
-        trials: what is known so far; at first (0, 0, 0, 0, 0, 0, 0, 0).
-        ns: how long one more batch has taken, from its request to its answers.
+        trials: what is known so far.
+        ns: how long one more batch has taken, since the one before it.
     """
-    way, trying, *costs, windows, patience, batches, total = trials
-    batches, total, before = batches + 1, total + ns, costs[1 - way]
-    some = batches >= WINDOW_BATCHES // 4
-    early = some and (total >= SLOW_WINDOW_NS or (trying and total // batches > HOPELESS * before))
-    if not early and (batches < WINDOW_BATCHES or total < WINDOW_NS):
-        return way, trying, costs[0], costs[1], windows, patience, batches, total
-    mean = total // batches
-    costs[way] = costs[way] + _quotient(mean - costs[way], 2 if trying else 4) if costs[way] else mean
-    if trying:
-        better = 10 * costs[way] < (8 if way else 9) * before  # to sleep must clearly pay
-        patience = FIRST_PATIENCE if better else min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
-        way, trying, windows = way if better else 1 - way, 0, 0
+    possible, way, best, tried, known, windows, patience, batches, total = trials
+    costs, batches, total = list(known), batches + 1, total + ns
+    hopeless = way != best and total // batches > HOPELESS * costs[best]
+    early = batches >= WINDOW_BATCHES // 4 and (total >= SLOW_WINDOW_NS or hopeless)
+    least_ns = WINDOW_NS if way == best or costs[way] else FIRST_WINDOW_NS
+    if not early and (batches < WINDOW_BATCHES or total < least_ns):
+        return possible, way, best, tried, known, windows, patience, batches, total
+    mean, again = total // batches, costs[way] != 0
+    if way == best:
+        costs[way] = costs[way] + _quotient(mean - costs[way], 4) if again else mean
+        windows += 1
     else:
-        windows += before != 0
-        if before == 0 or windows > min(max(patience, FIRST_PATIENCE), MOST_PATIENCE):
-            way, trying = 1 - way, 1
-    return way, trying, costs[0], costs[1], windows, patience, 0, 0
+        costs[way], better = mean, _is_better(mean, costs[best])
+        if again or not better:
+            doubled = min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
+            patience, windows, tried = FIRST_PATIENCE if better or not again else doubled, 0, way
+            way = best = way if better else best
+    if way == best:
+        way = _next(possible, best, tried, costs, windows > patience)
+    return possible, way, best, tried, (costs[0], costs[1], costs[2], costs[3]), windows, patience, 0, 0
+
+
+def _next(possible: int, best: int, tried: int, costs: list[int], due: bool) -> int:
+    """The way to go from now on: the best one, or another one that is due for a trial."""
+    turns = [(tried + i) % WAYS for i in range(1, WAYS + 1)]
+    others = [way for way in turns if way != best and not way & ~possible]
+    unknown = [way for way in others if costs[way] == 0]
+    promising = [way for way in others if _is_better(costs[way], costs[best])]
+    return [*unknown, *promising[-1:], *(others if due else ()), best][0]
+
+
+def _is_better(cost: int, than: int) -> bool:
+    return 10 * cost < 9 * than
 
 
 def _quotient(number: int, by: int) -> int:
