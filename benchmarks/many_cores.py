@@ -7,7 +7,8 @@
 Needs nothing but shoal, numpy and gymnasium; `puffer` needs PufferLib. All contenders of a cell stay open and take
 turns: each round runs all of them, in an order that changes, and the limit before each group of four. A ratio is taken
 against the limits of its own round. The limit is k processes that step one env each in a plain loop; a reset counts as
-a step, everywhere.
+a step, everywhere. "Loops in step" are plain loops that wait for each other after each batch, with nothing else between
+them: what they lose against the limit is lost by any library that waits for all envs.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ import numpy as np
 from gymnasium import spaces
 
 import shoal
+from runners import LoopsInStep
+from shoal.cli.work import Work
 
 MS = 1_000_000
 GROUPS = ("plans", "spins", "parts", "auto", "tuned", "puffer")  # of contenders
-SPINS: dict[str, tuple[int, int] | None] = {"usual": None, "0": (0, 0), "1 ms": (MS, MS), "10 ms": (10 * MS, 10 * MS)}
+SPINS: dict[str, tuple[int, int] | None] = {
+    "usual": None, "0": (0, 0), "10 ms": (10 * MS, 10 * MS), "10 ms of workers": (0, 10 * MS),
+    "10 ms of the caller": (10 * MS, 0),
+}  # fmt: skip
 Run = Callable[[float], float]  # runs for so many seconds; steps per second
 
 
@@ -183,24 +189,12 @@ def plans_of(cores: int, num_envs: int, options: Any) -> dict[str, shoal.Plan]:
     return plans
 
 
-class Puffer:
-    """PufferLib's Multiprocessing. Its workers look for work without a pause, so they are stopped between runs."""
+class Spinning:
+    """Something whose processes look for work without a pause; they are stopped between runs."""
 
-    def __init__(self, make: Callable[[], Any], num_envs: int, **options: Any):
-        from pufferlib import emulation, vector
-
-        self._envs = vector.make(
-            emulation.GymnasiumPufferEnv, env_kwargs={"env_creator": make}, backend=vector.Multiprocessing,
-            num_envs=num_envs, overwork=True, **options,
-        )  # fmt: skip
-        self._envs.async_reset(0)
-        rows = self._envs.agents_per_batch
-        self._rows, self._actions = rows, np.random.default_rng(0).integers(0, 2, (64, rows))
+    def __init__(self, pids: list[int], rows: int, turn: Callable[[int], Any]):
+        self._pids, self._rows, self._turn = pids, rows, turn
         self.run(0.01)
-
-    def _signal(self, number: int) -> None:
-        for process in self._envs.processes:
-            os.kill(process.pid, number)
 
     def run(self, seconds: float) -> float:
         """As `pool_run`."""
@@ -215,17 +209,40 @@ class Puffer:
         self._signal(signal.SIGSTOP)
         return turns * self._rows / (now - began)
 
-    def _turn(self, turn: int) -> None:
-        self._envs.recv()
-        self._envs.send(self._actions[turn % 64])
+    def _signal(self, number: int) -> None:
+        for pid in self._pids:
+            os.kill(pid, number)
 
     def close(self) -> None:
-        """End the workers."""
-        for process in self._envs.processes:
-            process.kill()
+        """End its processes."""
+        self._signal(signal.SIGKILL)
 
 
-def puffers(make: Callable[[], Any], num_envs: int, cores: int) -> Iterator[tuple[str, Puffer]]:
+def loops_in_step(make: Callable[[], Any], num_envs: int, cores: int) -> Spinning:
+    runner = LoopsInStep(Work(f"{__name__}:{make.__name__}", num_envs, spaces.Discrete(2)), cores)
+    return Spinning(runner.pids, num_envs, lambda turn: runner.step(runner.actions[turn % 64]))
+
+
+def puffer(make: Callable[[], Any], num_envs: int, **options: Any) -> Spinning:
+    """PufferLib's Multiprocessing."""
+    from pufferlib import emulation, vector
+
+    envs = vector.make(
+        emulation.GymnasiumPufferEnv, env_kwargs={"env_creator": make}, backend=vector.Multiprocessing,
+        num_envs=num_envs, overwork=True, **options,
+    )  # fmt: skip
+    envs.async_reset(0)
+    rows = envs.agents_per_batch
+    actions = np.random.default_rng(0).integers(0, 2, (64, rows))
+
+    def turn(number: int) -> None:
+        envs.recv()
+        envs.send(actions[number % 64])
+
+    return Spinning([process.pid for process in envs.processes], rows, turn)
+
+
+def puffers(make: Callable[[], Any], num_envs: int, cores: int) -> Iterator[tuple[str, Spinning]]:
     """PufferLib at settings that are worth a try, some of which it refuses; all workers have equally many envs."""
     for workers in dict.fromkeys((cores, cores - 1, max(1, cores // 2))):
         own = num_envs // workers
@@ -235,7 +252,7 @@ def puffers(make: Callable[[], Any], num_envs: int, cores: int) -> Iterator[tupl
             with contextlib.suppress(Exception):
                 options = {"num_workers": workers, "batch_size": own * workers // parts, **more}
                 words = f"PufferLib {workers}, batches of 1/{parts}" + ", any order" * bool(more)
-                yield words, Puffer(make, own * workers, **options)
+                yield words, puffer(make, own * workers, **options)
 
 
 def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float) -> dict[str, Any]:
@@ -246,9 +263,12 @@ def measure(make: Callable[[], Any], num_envs: int, options: Any, budget: float)
         stack.callback(loops.close)
         pools = open_pools(make, num_envs, options, stack)
         runs = {name: pool_run(pool) for name, pool in pools.items()}
-        for name, puffer in puffers(make, num_envs, options.cores) if "puffer" in options.only else ():
-            stack.callback(puffer.close)
-            runs[name] = puffer.run
+        spinning = {"loops in step": loops_in_step(make, num_envs, options.cores)}
+        if "puffer" in options.only:
+            spinning.update(puffers(make, num_envs, options.cores))
+        for name, one in spinning.items():
+            stack.callback(one.close)
+            runs[name] = one.run
         rows: dict[str, Any] = {name: {"ratios": [], "rates": [], "verdict": ""} for name in runs}
         limits: list[float] = []
         order, rng = list(runs), random.Random(0)

@@ -41,8 +41,8 @@ class Settings:
 
     @property
     def warm(self) -> float:
-        """How long a contender steps untimed before each timed run."""
-        return min(0.2, 0.2 * self.seconds)
+        """How long a contender steps untimed before each timed run: until caches are full and waits are settled."""
+        return min(0.2, self.seconds)
 
 
 class RateSummary(NamedTuple):

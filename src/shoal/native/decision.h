@@ -29,20 +29,21 @@ static PyObject *decision_learn(PyObject *Py_UNUSED(module), PyObject *args) {
     return Py_BuildValue("(LL)", (long long)estimate.usual_ns, (long long)estimate.spread_ns);
 }
 
-/* try_way((possible, way, best, tried, (cost, cost, cost, cost), windows, patience, batches, ns), ns) -> the same after one
- * more batch */
+/* try_way((possible, way, best, tried, wins, (cost, cost, cost, cost), windows, patience, batches, ns), ns) -> the same after
+ * one more batch */
 static PyObject *decision_try_way(PyObject *Py_UNUSED(module), PyObject *args) {
-    long long possible, way, best, tried, cost[WAYS], windows, patience, batches, ns, took;
-    if (!PyArg_ParseTuple(args, "(LLLL(LLLL)LLLL)L", &possible, &way, &best, &tried, &cost[0], &cost[1], &cost[2], &cost[3],
-                          &windows, &patience, &batches, &ns, &took))
+    long long possible, way, best, tried, wins, cost[WAYS], windows, patience, batches, ns, took;
+    if (!PyArg_ParseTuple(args, "(LLLLL(LLLL)LLLL)L", &possible, &way, &best, &tried, &wins, &cost[0], &cost[1], &cost[2],
+                          &cost[3], &windows, &patience, &batches, &ns, &took))
         return NULL;
-    if (way < 0 || way >= WAYS || best < 0 || best >= WAYS) return PyErr_Format(PyExc_ValueError, "the ways are 0 to 3");
-    Trials trials = {possible, way, best, tried, {cost[0], cost[1], cost[2], cost[3]}, windows, patience, batches, ns};
+    if (((way | best) & ~(WAYS - 1)) != 0) return PyErr_Format(PyExc_ValueError, "the ways are 0 to 3");
+    Trials trials = {possible, way, best, tried, wins, {cost[0], cost[1], cost[2], cost[3]}, windows, patience, batches, ns};
     trials_add(&trials, took);
     for (int i = 0; i < WAYS; i++) cost[i] = trials.cost[i];
-    return Py_BuildValue("(LLLL(LLLL)LLLL)", (long long)trials.possible, (long long)trials.way, (long long)trials.best,
-                         (long long)trials.tried, cost[0], cost[1], cost[2], cost[3], (long long)trials.windows,
-                         (long long)trials.patience, (long long)trials.batches, (long long)trials.ns);
+    return Py_BuildValue("(LLLLL(LLLL)LLLL)", (long long)trials.possible, (long long)trials.way, (long long)trials.best,
+                         (long long)trials.tried, (long long)trials.wins, cost[0], cost[1], cost[2], cost[3],
+                         (long long)trials.windows, (long long)trials.patience, (long long)trials.batches,
+                         (long long)trials.ns);
 }
 
 #endif

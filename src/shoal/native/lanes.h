@@ -414,6 +414,14 @@ static PyObject *lanes_use_cores(PyObject *object, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* ways() -> (who may spin, who spins now, the best way so far, what a batch takes by each): see spinning.h. */
+static PyObject *lanes_ways(PyObject *object, PyObject *Py_UNUSED(ignored)) {
+    const Trials *trials = &((Lanes *)object)->trials;
+    const int64_t *cost = trials->cost;
+    return Py_BuildValue("(LLL(LLLL))", (long long)trials->possible, (long long)trials->way, (long long)trials->best,
+                         (long long)cost[0], (long long)cost[1], (long long)cost[2], (long long)cost[3]);
+}
+
 /* prepare(ns): the caller will ask for something soon: workers that sleep wake up, and spin for so long at most. */
 static PyObject *lanes_prepare(PyObject *object, PyObject *args) {
     Lanes *self = (Lanes *)object;
@@ -433,6 +441,7 @@ static PyMethodDef lanes_methods[] = {
     {"step", (PyCFunction)(void (*)(void))lanes_step, METH_FASTCALL,
      "step(actions, run, spin_ns, patience_ns) -> status << 8 | slot, or negative"},
     {"use_cores", lanes_use_cores, METH_VARARGS, "use_cores(parties, cores): for what spin_ns < 0 is decided"},
+    {"ways", lanes_ways, METH_NOARGS, "ways() -> (who may spin, who does, the best way, ns of a batch by each way)"},
     {"prepare", lanes_prepare, METH_VARARGS, "prepare(ns): workers wake up, and look for requests for so long"},
     {"use_action", lanes_use_action, METH_VARARGS, "use_action(leaf, low, high): actions are one array"},
     {"use_order", lanes_use_order, METH_O, "use_order(sent_at): lanes are received as they were sent to"},

@@ -69,17 +69,18 @@ static inline int64_t first_way(int64_t parties, int64_t cores) {
 }
 
 #define WINDOW_BATCHES 32     /* batches, at least, from which it is told how fast they are */
-#define WINDOW_NS 30000000    /* and their time, at least: a core that is taken away for some ms must not decide it */
-#define FIRST_WINDOW_NS 4000000 /* the same for the first trial of a way */
+#define WINDOW_NS 20000000    /* and their time, at least: a core that is taken away for some ms must not decide it */
 #define SLOW_WINDOW_NS 100000000 /* after this time a quarter of them will do */
-#define FIRST_PATIENCE 4      /* windows until another way is tried, at first, and at most */
-#define MOST_PATIENCE 64
+#define FIRST_PATIENCE 8      /* windows until another way is tried, at first, and at most */
+#define MOST_PATIENCE 128
+#define ENOUGH_WINS 4         /* windows in which a way on trial must be better, each time than the best one just before */
 #define HOPELESS 2            /* a trial ends early if its batches take so many times as long as those of the best way */
+#define MOST 4                /* a batch counts as so many usual ones at most: a core that was taken away says little */
 
 typedef struct {
     int64_t possible;         /* who may spin at all: ways are subsets of that */
-    int64_t way, best;        /* the present way, which is on trial if it is not the best one */
-    int64_t tried;            /* the way that was last on trial */
+    int64_t way, best;        /* of the window that is under way, and of all windows that are no trial */
+    int64_t tried, wins;      /* the way that is, or was last, on trial; in how many windows it was better */
     int64_t cost[WAYS];       /* ns from batch to batch by each way; 0: not known */
     int64_t windows, patience; /* since the last trial, and until the next */
     int64_t batches, ns;      /* of the window that is under way */
@@ -87,14 +88,15 @@ typedef struct {
 
 /* Begins with this way, with nothing known of any. */
 static inline void trials_begin(Trials *self, int64_t possible, int64_t way) {
-    *self = (Trials){possible, way & possible, way & possible, 0, {0}, 0, FIRST_PATIENCE, 0, 0};
+    *self = (Trials){possible, way & possible, way & possible, 0, 0, {0}, 0, FIRST_PATIENCE, 0, 0};
 }
 
 static inline int is_better(int64_t cost, int64_t than) { return 10 * cost < 9 * than; }
 
-/* The way to go from now on: the best one, or another one that is due for a trial. That is one of which nothing is known,
- * one that was better than the best one is now, or, after a while, the next in turn. */
+/* The way of the next window: the best one, or another one that is due for a trial. That is one of which nothing is known;
+ * after a while, one that was better than the best one is now; after a longer while, the next in turn. */
 static inline int64_t trials_next(const Trials *self) {
+    if (self->wins > 0) return self->tried;
     int64_t turn = self->best, promising = self->best;
     for (int64_t i = 1; i <= WAYS; i++) {
         int64_t way = (self->tried + i) % WAYS;
@@ -103,39 +105,43 @@ static inline int64_t trials_next(const Trials *self) {
         if (is_better(self->cost[way], self->cost[self->best])) promising = way;
         if (turn == self->best) turn = way;
     }
-    return promising != self->best || self->windows <= self->patience ? promising : turn;
+    if (self->windows > self->patience) return turn;
+    return self->windows > FIRST_PATIENCE ? promising : self->best;
 }
 
-/* The window has ended: what its batches took, by the present way. */
+/* A window has ended, in which batches took so long by the present way. */
 static inline void trials_judge(Trials *self, int64_t mean) {
     int64_t *cost = &self->cost[self->way], best = self->cost[self->best];
     if (self->way == self->best) {
-        *cost = *cost == 0 ? mean : *cost + (mean - *cost) / 4;
+        *cost = *cost == 0 ? mean : *cost + (mean - *cost) / 2;
         self->windows++;
+        self->way = trials_next(self);
         return;
     }
-    int again = *cost != 0, better = is_better(mean, best);
     *cost = mean;
-    if (better && !again) return; /* a first trial is short: what it has found must hold for a whole window */
-    self->patience = better || !again ? FIRST_PATIENCE : within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
-    self->windows = 0;
     self->tried = self->way;
-    if (better) self->best = self->way;
+    self->windows = 0;
+    if (!is_better(mean, best)) {
+        self->wins = 0;
+        self->patience = within(2 * self->patience, FIRST_PATIENCE, MOST_PATIENCE);
+    } else if (++self->wins == ENOUGH_WINS) {
+        self->best = self->way;
+        self->wins = 0;
+        self->patience = FIRST_PATIENCE;
+    }
     self->way = self->best;
 }
 
 /* A batch has taken so long, since the one before it. Whether a window has ended, so that the way may be another. */
 static inline int trials_add(Trials *self, int64_t ns) {
+    int64_t best = self->cost[self->best];
     self->batches++;
-    self->ns += ns;
-    int hopeless = self->way != self->best && self->ns / self->batches > HOPELESS * self->cost[self->best];
+    self->ns += best && ns > MOST * best ? MOST * best : ns;
+    int hopeless = self->way != self->best && self->ns / self->batches > HOPELESS * best;
     int early = self->batches >= WINDOW_BATCHES / 4 && (self->ns >= SLOW_WINDOW_NS || hopeless);
-    int64_t least_ns = self->way == self->best || self->cost[self->way] ? WINDOW_NS : FIRST_WINDOW_NS;
-    if (!early && (self->batches < WINDOW_BATCHES || self->ns < least_ns)) return 0;
+    if (!early && (self->batches < WINDOW_BATCHES || self->ns < WINDOW_NS)) return 0;
     trials_judge(self, self->ns / self->batches);
     self->batches = self->ns = 0;
-    if (self->way != self->best) return 0; /* its trial goes on */
-    self->way = trials_next(self);
     return 1;
 }
 

@@ -402,6 +402,10 @@ class Lanes:
     def use_cores(self, parties: int, cores: int) -> None:
         """For the C core, which decides whether waits spin."""
 
+    def ways(self) -> tuple[int, int, int, tuple[int, int, int, int]]:
+        """Who may spin, who does, the best way so far, and what a batch takes by each: the twin never spins."""
+        return 0, 0, 0, (0, 0, 0, 0)
+
     def prepare(self, ns: int) -> None:
         """For the C core, whose workers then spin for requests: the twin's would only fall asleep again."""
 

@@ -12,13 +12,13 @@ FIRST_GUESS_NS = 10_000
 USUAL_WAKE_NS, LEAST_WAKE_NS, MOST_WAKE_NS = 15_000, 5_000, 1_000_000
 LONGEST_SPUN_NS, HOLD_NS = 1_000_000, 10_000_000
 TIMER_NS = 60_000
-WINDOW_BATCHES, WINDOW_NS, FIRST_WINDOW_NS, SLOW_WINDOW_NS = 32, 30_000_000, 4_000_000, 100_000_000
-FIRST_PATIENCE, MOST_PATIENCE = 4, 64
-HOPELESS = 2
+WINDOW_BATCHES, WINDOW_NS, SLOW_WINDOW_NS = 32, 20_000_000, 100_000_000
+FIRST_PATIENCE, MOST_PATIENCE, ENOUGH_WINS = 8, 128, 4
+HOPELESS, MOST = 2, 4
 CALLER_SPINS, WORKERS_SPIN, WAYS = 1, 2, 4
 
-# (possible, way, best, tried, cost of each way, windows, patience, batches, ns)
-Trials = tuple[int, int, int, int, tuple[int, int, int, int], int, int, int, int]
+# (possible, way, best, tried, wins, cost of each way, windows, patience, batches, ns)
+Trials = tuple[int, int, int, int, int, tuple[int, int, int, int], int, int, int, int]
 
 
 def learn(usual_ns: int, spread_ns: int, ns: int) -> tuple[int, int]:
@@ -55,35 +55,37 @@ def try_way(trials: Trials, ns: int) -> Trials:
         trials: what is known so far.
         ns: how long one more batch has taken, since the one before it.
     """
-    possible, way, best, tried, known, windows, patience, batches, total = trials
-    costs, batches, total = list(known), batches + 1, total + ns
+    possible, way, best, tried, wins, known, windows, patience, batches, total = trials
+    costs, batches = list(known), batches + 1
+    total += min(ns, MOST * costs[best]) if costs[best] else ns
     hopeless = way != best and total // batches > HOPELESS * costs[best]
     early = batches >= WINDOW_BATCHES // 4 and (total >= SLOW_WINDOW_NS or hopeless)
-    least_ns = WINDOW_NS if way == best or costs[way] else FIRST_WINDOW_NS
-    if not early and (batches < WINDOW_BATCHES or total < least_ns):
-        return possible, way, best, tried, known, windows, patience, batches, total
-    mean, again = total // batches, costs[way] != 0
+    if not early and (batches < WINDOW_BATCHES or total < WINDOW_NS):
+        return possible, way, best, tried, wins, known, windows, patience, batches, total
+    mean = total // batches
     if way == best:
-        costs[way] = costs[way] + _quotient(mean - costs[way], 4) if again else mean
+        costs[way] = costs[way] + _quotient(mean - costs[way], 2) if costs[way] else mean
         windows += 1
+        way = tried if wins else _next(possible, best, tried, costs, windows, patience)
     else:
-        costs[way], better = mean, _is_better(mean, costs[best])
-        if again or not better:
-            doubled = min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
-            patience, windows, tried = FIRST_PATIENCE if better or not again else doubled, 0, way
-            way = best = way if better else best
-    if way == best:
-        way = _next(possible, best, tried, costs, windows > patience)
-    return possible, way, best, tried, (costs[0], costs[1], costs[2], costs[3]), windows, patience, 0, 0
+        costs[way], tried, windows = mean, way, 0
+        wins = wins + 1 if _is_better(mean, costs[best]) else 0
+        if not wins:
+            patience = min(max(2 * patience, FIRST_PATIENCE), MOST_PATIENCE)
+        elif wins == ENOUGH_WINS:
+            best, wins, patience = way, 0, FIRST_PATIENCE
+        way = best
+    return possible, way, best, tried, wins, (costs[0], costs[1], costs[2], costs[3]), windows, patience, 0, 0
 
 
-def _next(possible: int, best: int, tried: int, costs: list[int], due: bool) -> int:
-    """The way to go from now on: the best one, or another one that is due for a trial."""
+def _next(possible: int, best: int, tried: int, costs: list[int], windows: int, patience: int) -> int:
+    """The way of the next window: the best one, or another one that is due for a trial."""
     turns = [(tried + i) % WAYS for i in range(1, WAYS + 1)]
     others = [way for way in turns if way != best and not way & ~possible]
     unknown = [way for way in others if costs[way] == 0]
     promising = [way for way in others if _is_better(costs[way], costs[best])]
-    return [*unknown, *promising[-1:], *(others if due else ()), best][0]
+    due = others if windows > patience else promising[-1:] if windows > FIRST_PATIENCE else []
+    return [*unknown, *due, best][0]
 
 
 def _is_better(cost: int, than: int) -> bool:
