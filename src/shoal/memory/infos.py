@@ -9,6 +9,7 @@ it is first looked at. `Infos.stacked` makes Gymnasium's dict of arrays from the
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -261,18 +262,14 @@ class InfoReader:
         ids: list[int] = rows[:, :ID_BYTES].copy().view(np.int64)[:, 0].tolist()
         return ids
 
-    def groups(self, words: Array) -> Iterator[tuple[Recipe, Array]]:
-        """The groups that these rows make: how to read each, and which of the rows it has, ascending."""
-        rows = _rows(words)
-        all_ids = np.array(self._ids(rows))
-        for schema_id in dict.fromkeys(all_ids.tolist()):
-            own, schema = np.flatnonzero(all_ids == schema_id), self._schemas[schema_id]
-            size = ID_BYTES + len(schema.entries)
-            heads, places = rows[own, :size].tobytes(), dict[bytes, list[int]]()
-            for i, row in enumerate(own.tolist()):
-                places.setdefault(heads[i * size : i * size + size], []).append(row)
-            for head, of_head in places.items():
-                yield self._recipe(schema, head), np.array(of_head)
+    def recipes(self, words: Array) -> list[Recipe]:
+        """How to read each of these rows: the same object for those that have the same schema and the same tags."""
+        data, width = _rows(words).tobytes(), 8 * len(words)
+        found = []
+        for start in range(0, len(data), width):
+            schema = self._schemas[int.from_bytes(data[start : start + ID_BYTES], sys.byteorder, signed=True)]
+            found.append(self._recipe(schema, data[start : start + ID_BYTES + len(schema.entries)]))
+        return found
 
     def _recipe(self, schema: Schema, head: bytes) -> Recipe:
         """How to read rows that begin so."""
@@ -329,14 +326,15 @@ class Infos(dict[int, dict[str, Any]]):
         reader, words, recipe, lanes, notes, finals = self._parts
         if recipe is not None and not finals:
             return [Group(words, lanes, recipe.columns, notes, None)]
-        found = []
-        for of_group, own in reader.groups(words):
-            ended = np.array([lane in finals for lane in lanes[own].tolist()])
-            for part in (own[ended], own[~ended]):
-                if len(part):
-                    last = [finals[lane] for lane in lanes[part].tolist() if lane in finals]
-                    found.append(Group(words.take(part, 1), lanes[part], of_group.columns, notes, last or None))
-        return sorted(found, key=lambda group: int(group.lanes[0]))
+        rows_of: dict[tuple[Recipe, bool], list[int]] = {}
+        every = lanes.tolist()
+        for row, (lane, of_lane) in enumerate(zip(every, reader.recipes(words), strict=True)):
+            rows_of.setdefault((of_lane, lane in finals), []).append(row)
+        return [
+            Group(words.take(rows, 1), lanes[rows], of_group.columns, notes,
+                  [finals[every[row]] for row in rows] if ended else None)
+            for (of_group, ended), rows in rows_of.items()
+        ]  # fmt: skip
 
     def _others(self) -> dict[int, dict[str, Any]]:
         """The infos of lanes that have no row."""
