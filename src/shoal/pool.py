@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,19 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal import native
-from shoal.batch import Batch, Rollout
+from shoal.batch import Batch
 from shoal.compiled import pools
 from shoal.engine import open_pools, snapshots
 from shoal.engine.collector import concurrent_use
-from shoal.engine.lane_calls import LaneCalls
 from shoal.errors import ConcurrentUse, PoolClosed, ShoalError, SlowEnvWarning
-from shoal.memory.answers import Ready
 from shoal.observe.review import Review
 from shoal.observe.stats import PoolStats, WorkerInfo
 from shoal.observe.timeline import Recorder
 from shoal.options import PoolOptions, refuse_unknown_options, signature_with_options
 from shoal.planning import building
-from shoal.rollout import Memory, roll_out
+from shoal.rollout import RollingOut
 from shoal.state.snapshot import Snapshot
 from shoal.support.checks import (
     Options,
@@ -34,7 +31,6 @@ from shoal.support.checks import (
     Seed,
     number,
     refuse_pickling,
-    whole_number,
 )
 from shoal.support.deadline import CLOSE_TIMEOUT, NEVER, Deadline
 from shoal.support.frames import caller_level
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Pool"]
 
 
-class Pool(LaneCalls):
+class Pool(RollingOut):
     """Many envs as one. Each env is a lane, a row of the batches; an env with several agents has a lane for each.
 
         with shoal.Pool("CartPole-v1", num_envs=64, batch_size=32) as pool:
@@ -79,7 +75,7 @@ class Pool(LaneCalls):
         lane_names (list[str] | None): the names of the agents of one env, one for each of its lanes; None where lanes
             have no names.
         lanes_per_env (int): how many neighbouring lanes are one env's; 0 where envs differ in that.
-        data (Answers): reads the answers of lanes: for dialects that take just the fields that they need.
+        data (Frames): reads the answers of lanes: for dialects that take just the fields that they need.
         turn (Turn): `with pool.turn:` keeps other threads out for several calls: they get ConcurrentUse. Each call that
             uses the envs takes it; `close` does not, and may come from any thread.
 
@@ -95,7 +91,7 @@ class Pool(LaneCalls):
     def __init__(self, env: Any, num_envs: int | None = None, **options: Unpack[PoolKeywords]):
         self._fault: ShoalError | None = PoolClosed("the pool was never started")
         self.turn = native.Turn(concurrent_use)
-        self.rollout_memory = Memory()
+        super().__init__()
         refuse_unknown_options(options)
         self.options = PoolOptions(**options)
         built = building.build(env, num_envs, self.options, self._break)
@@ -228,45 +224,6 @@ class Pool(LaneCalls):
         with self.turn:
             self._check_usable()
             self._scheduler.table.core.prepare(int(number("within", within, 0.0, 0.1) * 1e9))
-
-    # ---- rollouts --------------------------------------------------------------------------------------------
-
-    def rollout(
-        self,
-        policy: Any,
-        steps: int,
-        *,
-        params: Sequence[Any] = (),
-        seed: int | None = None,
-        out: Rollout | None = None,
-    ) -> Rollout:
-        """Step all envs so many times by a policy, and keep everything; goes on where the envs are.
-
-        With backend="compiled" and a policy that can be compiled, or "random", no Python runs until it is over.
-
-        Args:
-            policy: a function of a batch of observations that returns a batch of actions; a `shoal.compiled.policy`; or
-                "random".
-            params: arrays that a `shoal.compiled.policy` gets.
-            seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
-            steps: how many steps of each env.
-            out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned. By
-                default the arrays are the caller's own, in memory of earlier rollouts that the caller has let go of.
-
-        Raises:
-            EnvError: an env raised; under backend="compiled" all must be reset then.
-        """
-        with self.turn:
-            self._check_usable()
-            return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed, out)
-
-    def last_answer(self) -> Batch:
-        """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""
-        with self.turn:
-            self._check_usable()
-            if self._scheduler.some_must_reset:
-                return self.reset()
-            return self.data.batch(self.data.whole(Ready(np.arange(0), 0, -1, {})))
 
     # ---- reset -----------------------------------------------------------------------------------------------
 

@@ -11,12 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
 
-from shoal.batch import Rollout
+from shoal.batch import Batch, Rollout
+from shoal.engine.lane_calls import LaneCalls
 from shoal.envs.autoreset import RULES
 from shoal.errors import BadCall
+from shoal.memory.answers import Frames, Ready
 from shoal.spaces.leaves import Leaf, array_leaves, assemble, get_path
+from shoal.support.checks import whole_number
 
-__all__ = ["Memory", "roll_out"]
+__all__ = ["RollingOut"]
 
 Array = npt.NDArray[Any]
 _alone = [np.empty(1)]
@@ -165,3 +168,49 @@ def roll_out(pool: Any, policy: Any, steps: int, params: Any, seed: int | None, 
             record.write(record.actions, record.action_leaves, t, policy(record.seen(t)))
         record.answer(t, pool.step(assemble(record.spaces[1], chosen)))
     return record.finish()
+
+
+class RollingOut(LaneCalls):
+    """The part of a pool that makes whole rollouts."""
+
+    data: Frames
+
+    def __init__(self) -> None:
+        self.rollout_memory = Memory()
+
+    def rollout(
+        self,
+        policy: Any,
+        steps: int,
+        *,
+        params: Sequence[Any] = (),
+        seed: int | None = None,
+        out: Rollout | None = None,
+    ) -> Rollout:
+        """Step all envs so many times by a policy, and keep everything; goes on where the envs are.
+
+        With backend="compiled" and a policy that can be compiled, or "random", no Python runs until it is over.
+
+        Args:
+            policy: a function of a batch of observations that returns a batch of actions; a `shoal.compiled.policy`; or
+                "random".
+            params: arrays that a `shoal.compiled.policy` gets.
+            seed: for what such a policy, or "random", draws: lane i gets `seed + i`; None for anything.
+            steps: how many steps of each env.
+            out: an earlier rollout of as many steps, of which the arrays are written again, and which is returned. By
+                default the arrays are the caller's own, in memory of earlier rollouts that the caller has let go of.
+
+        Raises:
+            EnvError: an env raised; under backend="compiled" all must be reset then.
+        """
+        with self.turn:
+            self._check_usable()
+            return roll_out(self, policy, whole_number("steps", steps, 1, 2**40), params, seed, out)
+
+    def last_answer(self) -> Batch:
+        """What all envs have answered last, none of which may be busy; those that were never reset are reset first."""
+        with self.turn:
+            self._check_usable()
+            if self._scheduler.some_must_reset:
+                return self.data.batch(self.restart(None, None, None, None))
+            return self.data.batch(self.data.whole(Ready(np.arange(0), 0, -1, {})))
