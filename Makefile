@@ -275,7 +275,7 @@ PEERS := "skrl>=2.1,<3" "dm-control>=1.0" "mujoco<4" "envpool>=1.2,<2" "gymnax>=
 	"ray[rllib]>=2.40,<3"
 
 docs: docs-build docs-test
-	SHOAL_SITE=1 $(DOCS_VENV)/bin/python -m pytest -q tests/site/test_in_browser.py
+	SHOAL_SITE=1 $(DOCS_VENV)/bin/python -m pytest -q tests/pages/test_in_browser.py
 
 # --strict: a warning is an error, and so is a dead link, a missing picture or a page that the nav has not.
 docs-build: $(DOCS_VENV)/.ready
@@ -286,9 +286,9 @@ docs-serve: $(DOCS_VENV)/.ready
 
 # Each example in the environment that has what it needs; those of TensorFlow are a part of `make test-tf`.
 docs-test: $(VENV)/.ready $(PEERS_VENV)/.ready
-	SHOAL_SITE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/site/test_all_blocks.py
+	SHOAL_SITE=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal tests/pages/test_all_blocks.py
 	SHOAL_SITE=1 MUJOCO_GL=disable SHOAL_ONLY="pufferlib envpool skrl gymnax dm_control rllib" $(PEERS_VENV)/bin/python -m pytest -q -n $(JOBS) \
-		--dist worksteal tests/site/test_all_blocks.py
+		--dist worksteal tests/pages/test_all_blocks.py
 
 # On Windows, modules that need POSIX end at their first lines, and what is ignored in them is not needed there.
 types-platforms: $(VENV)/.ready

@@ -38,7 +38,7 @@ def write(folder: Path) -> list[Path]:
         if not block.side and block.module not in UNTYPED:
             files.append(folder / f"{re.sub(r'[^a-z0-9]+', '_', block.name.lower())}.py")
             files[-1].write_text(block.text)
-    files.append(Path(shutil.copy(ROOT / "tests" / "site" / CASES, folder)))
+    files.append(Path(shutil.copy(ROOT / "tests" / "pages" / CASES, folder)))
     return files
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from shoal.observe.top import Screen, Watch
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "site"))
+sys.path.insert(0, str(ROOT / "tests" / "pages"))
 
 from browser import browser, served  # noqa: E402
 

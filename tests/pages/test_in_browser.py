@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, Tab, browser, served
+from pages.browser import CHROMIUM, Tab, browser, served
 
 ROOT = Path(__file__).parents[2]
 SITE, PICTURES = ROOT / "build" / "site", ROOT / "build" / "screenshots"
