@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from pages.browser import CHROMIUM, Tab, browser, served
 
 ROOT = Path(__file__).parents[2]
