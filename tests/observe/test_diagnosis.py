@@ -181,7 +181,8 @@ SIXTEEN = {"blocks": (4,) * 16, "backend": "hybrid"}
 @pytest.mark.parametrize(
     ("threads", "figures", "says"),
     [
-        # Other programs: fewer workers leave them room.
+        # Cores that differ: the others go on. Other programs: fewer workers leave them room.
+        (0, {**SIXTEEN, "stragglers": 0.3}, ["some cores are slower", "use batch_size < num_envs, so that the others"]),
         (0, {**SIXTEEN, "stragglers": 0.3}, ["something else using the cores?; num_workers=12 leaves it room"]),
         (0, {**SIXTEEN, "waking": 0.3, "wakes": 0.1}, ["takes 1.0 ms to wake up", "num_workers=12 leaves it room"]),
         # More workers than cores.

@@ -96,7 +96,10 @@ def _stragglers(stats: PoolStats) -> str:
     if stats.p99 >= VARIED * stats.median:
         times = f"99th percentile {duration(stats.p99)}, median {duration(stats.median)}"
         return f"{text}; steps vary ({times}): use {advice}"
-    return f"{text}, though all steps take about the same: {_others(workers)}"
+    return (
+        f"{text}, though all steps take about the same: some cores are slower than others for a while; use {advice}, so "
+        f"that the others go on; {_others(workers)}"
+    )
 
 
 def _from_uneven_blocks(stats: PoolStats) -> float:
