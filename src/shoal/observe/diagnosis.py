@@ -97,8 +97,8 @@ def _stragglers(stats: PoolStats) -> str:
         times = f"99th percentile {duration(stats.p99)}, median {duration(stats.median)}"
         return f"{text}; steps vary ({times}): use {advice}"
     return (
-        f"{text}, though all steps take about the same: some cores are slower than others for a while; use {advice}, so "
-        f"that the others go on; {_others(workers)}"
+        f"{text}, though all steps take about the same: some cores are slower than others for a while; use {advice}, "
+        f"so that the others go on; {_others(workers)}"
     )
 
 
